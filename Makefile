@@ -1,0 +1,46 @@
+# Two commands for people: `make demo` and `make test`. Each does all set-up on a fresh machine, then runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SYSTEM := gcc libjpeg62-turbo-dev fuse3
+
+.PHONY: demo test install lint unit system clean bench-loop
+
+demo: install
+	$(BIN)/flatout demo
+
+test: install lint
+	$(BIN)/python -m pytest
+
+install: $(STAMP)
+
+# Installed anew when the project's own files change what is needed; otherwise this costs nothing.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flatout/data/*.c src/flatout/data/native/*)
+	@$(MAKE) --no-print-directory system
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $(STAMP)
+
+# Debian packages that the build or a test needs; skipped where they are there already, or where apt is not.
+system:
+	@missing=""; for package in $(SYSTEM); do \
+	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ] && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "installing$$missing"; apt-get update -qq && apt-get install -qq -y $$missing >/dev/null; \
+	elif [ -n "$$missing" ]; then echo "note: not installed:$$missing (tests that need them are skipped)"; fi
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Measured results go to benchmarks/results/, dated, with the command.
+bench-loop: install
+	$(BIN)/python benchmarks/loop_overhead.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

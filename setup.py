@@ -1,0 +1,24 @@
+"""The optional compiled fast path; everything else about the package is in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+DATA = Path("src/flatout/data")
+
+setup(
+    ext_modules=[
+        Extension(
+            "flatout.data._native",
+            sources=[str(path) for path in [DATA / "_native.c", *sorted((DATA / "native").glob("*.c"))]],
+            depends=[str(path) for path in sorted((DATA / "native").glob("*.h"))],
+            libraries=["jpeg"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            # contracted multiply-adds would round the weights of the resize differently from Pillow's
+            extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],
+            py_limited_api=True,
+            optional=True,  # without a compiler or libjpeg-turbo the Pillow path does all the work
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

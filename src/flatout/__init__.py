@@ -1,0 +1,30 @@
+"""flatout: train image classifiers flat out, and know where every second and every dollar went.
+
+Names are loaded on first use, so that importing flatout does not import torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Run", "normalize", "open_batches", "train"]
+
+if TYPE_CHECKING:
+    from flatout.app.library import open_batches as open_batches
+    from flatout.app.library import train as train
+    from flatout.data.normalize import normalize as normalize
+    from flatout.runs import Run as Run
+
+_HOMES = {
+    "Run": "flatout.runs",
+    "normalize": "flatout.data.normalize",
+    "open_batches": "flatout.app.library",
+    "train": "flatout.app.library",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'flatout' has no attribute {name!r}")

@@ -1,0 +1,39 @@
+"""The first thing a newcomer runs: data, training and a report in one go."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flatout.app.make_data import make_shapes_dataset
+from flatout.app.train_run import train_run
+from flatout.runs import Run
+
+CLASSES, SAMPLES_PER_CLASS, SIZE = 8, 150, 32
+RECIPE: dict[str, Any] = {
+    "name": "demo",
+    "device": "cpu",
+    "data": {"view": "demo-train", "eval_view": "demo-eval", "batch_size": 64, "workers": 1},
+    "views": {"demo-train": {"base": "train-64", "size": SIZE}, "demo-eval": {"base": "eval-64", "size": SIZE}},
+    "model": {"name": "resnet18", "stem": "small", "width": 0.25},
+    "train": {"epochs": 6, "lr": 0.2, "precision": "fp32"},
+}
+NEXT_STEPS = """
+What to type next:
+  flatout report {run}                                    this report again
+  flatout train recipes/demo.yaml --set train.epochs=10   the same as a recipe, trained for longer
+  flatout config show recipes/demo.yaml                   every key and where its value comes from
+  flatout train --help"""
+
+
+def run_demo(run: Path, quiet: bool) -> Run:
+    """Always from the start; an older demo is moved aside."""
+    data = demo_data_folder()
+    if not (data / ".complete").exists():
+        make_shapes_dataset(data, CLASSES, SAMPLES_PER_CLASS, SIZE, None, 0, quiet)
+        (data / ".complete").touch()
+    return train_run(RECIPE, {"data.path": str(data)}, run, fresh=run.exists(), quiet=quiet)
+
+
+def demo_data_folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "flatout" / f"shapes-{CLASSES}x{SAMPLES_PER_CLASS}-{SIZE}"

@@ -1,0 +1,149 @@
+"""Writes a run's records while it goes on, and its summary at every turn."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from flatout.config.loading import config_digest
+from flatout.config.schema import Config
+from flatout.cost import Usage, load_catalogue, usage_cost
+from flatout.data.batch import Failure, StageSeconds
+from flatout.data.dataset import Dataset
+from flatout.engine.devices import Device
+from flatout.engine.loop import EpochRecord, StepRecord
+from flatout.runs.directory import (
+    EPOCH_COLUMNS,
+    QUARANTINE_COLUMNS,
+    STEP_COLUMNS,
+    RunDirectory,
+    Table,
+    effective_rows,
+    read_json,
+    read_table,
+    write_json,
+)
+from flatout.runs.summary import accuracy, add_parts, throughput
+from flatout.timeline import Recorder
+from flatout.timeline.merge import read_attempts
+
+
+class RunRecords:
+    """The growing tables of one run, over all its attempts."""
+
+    def __init__(self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device) -> None:
+        self._directory = directory
+        self._config = config
+        self._dataset = dataset
+        self._device = device
+        before = read_json(directory.summary)
+        self.attempt = int(before.get("attempts") or 0) + 1
+        earlier = read_attempts(directory.spans / "rank0.jsonl")
+        self.earlier_seconds = sum(each.wall_seconds for each in earlier)
+        self._earlier_parts = [each.parts for each in earlier]
+        self._earlier_data = before.get("data") or {}
+        self._earlier_checkpoint_seconds = (before.get("checkpoint") or {}).get("seconds") or 0.0
+        self._steps = Table(directory.steps, STEP_COLUMNS)
+        self._epochs = Table(directory.epochs, EPOCH_COLUMNS)
+        self._quarantine = Table(directory.quarantine, QUARANTINE_COLUMNS)
+        self._quarantined = {(row["split"], int(row["sample_id"])) for row in read_table(directory.quarantine)}
+
+    def step(self, record: StepRecord) -> None:
+        self._steps.append({"attempt": self.attempt, **asdict(record)})
+
+    def epoch(self, record: EpochRecord) -> None:
+        row = asdict(record)
+        self._epochs.append({"attempt": self.attempt, **row, **row.pop("metrics")})
+
+    def quarantine(self, split: str, failures: Mapping[int, Failure]) -> None:
+        """Each unusable sample once, however often it is met."""
+        for sample_id, failure in failures.items():
+            if (split, sample_id) not in self._quarantined:
+                self._quarantined.add((split, sample_id))
+                self._quarantine.append(
+                    {"split": split, "sample_id": sample_id, "name": failure.name, "reason": failure.reason}
+                )
+
+    def summarise(
+        self,
+        status: str,
+        cause: str | None,
+        recorder: Recorder,
+        stages: StageSeconds,
+        samples_seen: int,
+        state_digest: str | None = None,
+        higher_is_better: bool = True,
+    ) -> dict[str, Any]:
+        """Write summary.json from what is recorded so far; what this run cannot measure is null."""
+        steps = effective_rows(read_table(self._directory.steps), "step")
+        epochs = effective_rows(read_table(self._directory.epochs), "epoch")
+        wall_seconds = self.earlier_seconds + recorder.wall_seconds()
+        parts = add_parts([*self._earlier_parts, recorder.totals()])
+        ledger = usage_cost(
+            Usage(training_seconds=wall_seconds), self._config.cost, load_catalogue(self._config.cost.prices)
+        )
+        summary = {
+            "run": self._config.name,
+            "status": status,
+            "cause": cause,
+            "updated_unix": time.time(),
+            "device": {"name": self._device.name, "emulated": self._device.kind == "emulated", "count": 1},
+            "world_size": 1,
+            "config_digest": config_digest(self._config),
+            "data_fingerprint": self._dataset.fingerprint,
+            "state_digest": state_digest,
+            "attempts": self.attempt,
+            "samples_seen": samples_seen,
+            "accuracy": accuracy(epochs, self._config.checkpoint.metric, higher_is_better),
+            "convergence": {"verdict": None, "why": None},
+            "throughput": throughput(
+                [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
+            ),
+            "time": {"wall_seconds": wall_seconds, "parts": parts},
+            "data": self._data(stages),
+            "device_use": {
+                "busy_fraction": None,
+                "utilization_mean": None,
+                "memory_peak_bytes": self._device.memory_peak_bytes(),
+                "power_watts_mean": None,
+            },
+            "network": {
+                "bytes_sent": None,
+                "bytes_received": None,
+                "peak_bits_per_second": None,
+                "link_bits_per_second": None,
+            },
+            "checkpoint": self._checkpoint(recorder),
+            "cost": ledger.to_dict(),
+        }
+        write_json(self._directory.summary, summary)
+        return summary
+
+    def close(self) -> None:
+        for table in (self._steps, self._epochs, self._quarantine):
+            table.close()
+
+    def _data(self, stages: StageSeconds) -> dict[str, Any]:
+        """Totals over all attempts."""
+        now = {
+            "bytes_read": stages.bytes_read,
+            "fetch_seconds": stages.fetch,
+            "decode_seconds": stages.decode,
+            "augment_seconds": stages.augment,
+            "cache_hits": stages.cache_hits,
+            "cache_misses": stages.cache_misses,
+        }
+        return {
+            "samples_total": len(self._dataset.train) + (len(self._dataset.val) if self._dataset.val else 0),
+            "dataset_bytes": self._dataset.total_bytes,
+            **{name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()},
+            "quarantined": len(self._quarantined),
+        }
+
+    def _checkpoint(self, recorder: Recorder) -> dict[str, Any]:
+        files = [path for path in self._directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
+        return {
+            "files": len(files),
+            "bytes": sum(path.stat().st_size for path in files),
+            "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
+        }

@@ -1,0 +1,74 @@
+"""Where a run goes on: the newest good checkpoint, and whether today's command still fits it."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+from flatout.config.loading import differences, load_config
+from flatout.config.schema import Config
+from flatout.data.dataset import Dataset
+from flatout.engine import checkpoint
+from flatout.engine.loop import Progress
+from flatout.errors import ConfigError, DataError
+from flatout.runs import RunDirectory
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The state to start from; `tensors` is None for a run that has none yet."""
+
+    progress: Progress
+    tensors: dict[str, Tensor] | None = None
+    precision: dict[str, Any] = field(default_factory=dict)
+    data_fingerprint: str | None = None
+    train_samples: int | None = None
+    previous: Config | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
+    """Read the newest checkpoint that verifies, and say what differs from the run's configuration so far."""
+    found, problems = checkpoint.load_newest(directory.checkpoints)
+    previous = load_config(directory.config).config if directory.exists else None
+    notes = [*problems, *(_changes(previous, config) if previous is not None else [])]
+    if found is None:
+        return Resumed(Progress(), previous=previous, notes=tuple(notes))
+    known = {each.name for each in fields(Progress)}
+    progress = Progress(**{name: value for name, value in found.state["progress"].items() if name in known})
+    notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
+    return Resumed(
+        progress, found.tensors, found.state["precision"], found.state["data_fingerprint"],
+        found.state["samples"]["train"], previous, tuple(notes),
+    )  # fmt: skip
+
+
+def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool) -> None:
+    """Refuse what would silently train something else than the user thinks."""
+    if resumed.tensors is None:
+        return
+    old = resumed.previous
+    if old is not None and resumed.progress.batch_index and old.data.batch_size != config.data.batch_size:
+        raise ConfigError(
+            f"data.batch_size changed from {old.data.batch_size} to {config.data.batch_size} in the middle of epoch "
+            f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {old.data.batch_size} "
+            "until the epoch ends, or use --fresh"
+        )
+    if old is not None and old.train.seed != config.train.seed:
+        raise ConfigError(
+            f"train.seed changed from {old.train.seed} to {config.train.seed}: the order of samples would change in "
+            "the middle of a run; use the old seed, or --fresh"
+        )
+    if resumed.data_fingerprint != dataset.fingerprint and not accept_changed_data:
+        raise DataError(
+            f"the dataset changed since the checkpoint: {resumed.train_samples} training samples then, "
+            f"{len(dataset.train)} now (fingerprint {str(resumed.data_fingerprint)[:8]} is now "
+            f"{dataset.fingerprint[:8]}); restore it, start with --fresh, or go on with --accept-changed-data"
+        )
+
+
+def _changes(old: Config, new: Config) -> list[str]:
+    return [
+        f"{key} changed from {before!r} to {after!r} since the run began: the new value is used"
+        for key, before, after in differences(old, new)
+    ]

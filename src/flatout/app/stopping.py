@@ -1,0 +1,47 @@
+"""Reasons to end a run before its last step: a signal, a time limit, a cost limit."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from flatout.config.schema import StopConfig
+from flatout.units import format_seconds, format_usd
+
+
+class Signals:
+    """Ctrl-C and SIGTERM ask for a checkpoint and an end; a second Ctrl-C ends at once."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            os._exit(130)
+        self.received = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+
+
+def stop_reason(
+    stop: StopConfig, signals: Signals, elapsed_seconds: Callable[[], float], usd_per_hour: float | None
+) -> str | None:
+    """Why to stop now, or None."""
+    if signals.received is not None:
+        return f"{signals.received}; the same command resumes"
+    elapsed = elapsed_seconds()
+    if stop.max_seconds is not None and elapsed >= stop.max_seconds:
+        return f"reached stop.max_seconds = {format_seconds(stop.max_seconds)}"
+    if stop.max_usd is not None and usd_per_hour is not None and elapsed / 3600 * usd_per_hour >= stop.max_usd:
+        return f"reached stop.max_usd = {format_usd(stop.max_usd)}"
+    return None

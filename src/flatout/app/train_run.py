@@ -1,0 +1,301 @@
+"""Train a recipe into a run directory; the same call again goes on where it stopped."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.app.display import Display, step_figures
+from flatout.app.environment import describe_environment
+from flatout.app.recording import RunRecords
+from flatout.app.resuming import Resumed, check_compatible, find_resume_point
+from flatout.app.stopping import Signals, stop_reason
+from flatout.config.loading import dump_config, load_config
+from flatout.config.schema import Config
+from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.data.batch import StageSeconds
+from flatout.data.dataset import Dataset, open_dataset
+from flatout.data.loader import Loader, choose_workers, open_loader
+from flatout.data.prepare import Recipe
+from flatout.data.views import resolve_view
+from flatout.engine import checkpoint
+from flatout.engine.devices import Device, choose_device, usable_cores
+from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
+from flatout.engine.loop import Job, Progress, StepRecord, train
+from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, NoSpace, NotFinite, RunFailed
+from flatout.runs import Run, RunDirectory, read_run
+from flatout.runs.directory import write_json, write_text
+from flatout.sampling import batch_count
+from flatout.tasks.classification import Classification
+from flatout.timeline import Recorder
+
+MAX_FAILED_SAVES = 3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was checked before anything is written."""
+
+    config: Config
+    dataset: Dataset
+    device: Device
+    task: Classification
+    recipe: Recipe
+    val_recipe: Recipe | None
+    total_steps: int
+
+
+def train_run(
+    source: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    run: str | Path | None = None,
+    fresh: bool = False,
+    warm_start: str | Path | None = None,
+    accept_changed_data: bool = False,
+    quiet: bool = True,
+) -> Run:
+    """Train and return the run. Raises a FlatoutError with the cause if it does not complete."""
+    setup = prepare_setup(load_config(source, overrides).config)
+    directory = RunDirectory(Path(run) if run is not None else Path("runs") / _folder_name(setup.config.name))
+    with ExitStack() as stack:
+        if fresh and directory.root.exists():
+            directory.lock()  # never moves a run that is in use
+            directory.unlock()
+            directory.set_aside()
+        directory.lock()
+        stack.callback(directory.unlock)
+        display = stack.enter_context(Display(quiet))
+        signals = stack.enter_context(Signals())
+        session = _Session(setup, directory, display, signals)
+        stack.callback(session.close)
+        session.run(warm_start, accept_changed_data)
+    return read_run(directory.root)
+
+
+def prepare_setup(config: Config) -> Setup:
+    """Everything that can be wrong with the input is found here, before a file is touched."""
+    device = choose_device(config.device)
+    hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
+    dataset = open_dataset(config.data)
+    view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
+    samples = len(dataset.train)
+    if config.data.batch_size > samples:
+        raise DataError(
+            f"data.batch_size is {config.data.batch_size} but the training split has {samples} samples; "
+            f"set data.batch_size to at most {samples}"
+        )
+    if len(dataset.classes) < 2:
+        raise DataError(f"the dataset has {len(dataset.classes)} class; a classifier needs at least 2")
+    recipe = Recipe(dataset.train, view, config.train.seed, config.data.batch_size)
+    val_size = config.validate_.batch_size or config.data.batch_size
+    val_recipe = Recipe(dataset.val, eval_view, 0, val_size, shuffle=False) if dataset.val is not None else None
+    task = Classification(config, len(dataset.classes), view, eval_view)
+    total = config.train.epochs * batch_count(samples, config.data.batch_size)
+    total = total if config.train.max_steps is None else min(total, config.train.max_steps)
+    return Setup(config, dataset, device, task, recipe, val_recipe, total)
+
+
+def _folder_name(name: str) -> str:
+    if not name or "/" in name or name.startswith(".") or "\0" in name:
+        raise ConfigError(f"name is {name!r}; a run's name is one folder name, without / and not starting with a dot")
+    return name
+
+
+class _Session:
+    """One attempt at a run: owns what must be closed, whatever happens."""
+
+    def __init__(self, setup: Setup, directory: RunDirectory, display: Display, signals: Signals) -> None:
+        self._setup = setup
+        self._directory = directory
+        self._display = display
+        self._signals = signals
+        self._records = RunRecords(directory, setup.config, setup.dataset, setup.device)
+        self._recorder = Recorder(directory.spans / "rank0.jsonl", self._records.attempt)
+        self._loader: Loader | None = None
+        self._val_loader: Loader | None = None
+        self._failed_saves = 0
+        self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
+
+    def run(self, warm_start: str | Path | None, accept_changed_data: bool) -> None:
+        setup, config = self._setup, self._setup.config
+        resumed = find_resume_point(self._directory, config)
+        check_compatible(resumed, config, setup.dataset, accept_changed_data)
+        if resumed.progress.step >= setup.total_steps:
+            self._say(f"{self._directory.root} is complete: {resumed.progress.step} of {setup.total_steps} steps; "
+                      "raise train.epochs to go on, or use --fresh to start anew")  # fmt: skip
+            return
+        self._recorder.open()
+        _set_threads(config)
+        learner = build_learner(setup.task, config, setup.device)
+        for note in (*setup.dataset.notes, *resumed.notes, *_restore(learner, resumed, warm_start)):
+            self._say(note)
+        _require_space(self._directory, learner)
+        write_text(self._directory.config, dump_config(config))
+        write_json(self._directory.environment, describe_environment(setup.device))
+        self._train(learner, resumed.progress)
+
+    def close(self) -> None:
+        for loader in (self._loader, self._val_loader):
+            if loader is not None:
+                loader.close()
+        self._recorder.close()
+        self._records.close()
+
+    def _train(self, learner: Learner, progress: Progress) -> None:
+        job = self._job(learner, progress)
+        self._summarise("running", None, job)
+        try:
+            self._follow(job)
+        except FlatoutError as error:
+            if isinstance(error, NotFinite):
+                self._keep_bad_batch(job)
+            self._fail(job, str(error))
+            raise
+        except torch.OutOfMemoryError as error:
+            cause = RunFailed(
+                f"the device ran out of memory with data.batch_size = {self._setup.config.data.batch_size}: "
+                f"{str(error).splitlines()[0]}; try data.batch_size={max(1, self._setup.config.data.batch_size // 2)}, "
+                "train.checkpointing=true, or train.accumulate=2"
+            )
+            self._fail(job, str(cause))
+            raise cause from None
+        except BaseException as error:
+            self._fail(job, f"{type(error).__name__}: {error}")
+            raise
+        digest = state_digest(learner.tensors())
+        if job.stopped is None:
+            self._summarise("completed", None, job, digest)
+            return
+        self._summarise("stopped", job.stopped, job, digest)
+        if self._signals.received is not None:
+            raise Interrupted(f"stopped by {job.stopped}")
+
+    def _job(self, learner: Learner, progress: Progress) -> Job:
+        setup, config = self._setup, self._setup.config
+        workers = choose_workers(config.data.workers, setup.device.kind)
+        self._loader = open_loader(setup.recipe, config.data, workers)
+        if setup.val_recipe is not None:
+            self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), look_ahead=False)
+        self._say(
+            f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
+            f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
+        )
+        return Job(
+            config, setup.task, learner, self._loader, self._val_loader, self._recorder, progress,
+            save=lambda progress: self._save(learner, progress),
+            stop_reason=lambda: stop_reason(config.stop, self._signals, self._elapsed_seconds, self._usd_per_hour),
+            total_steps=setup.total_steps,
+        )  # fmt: skip
+
+    def _follow(self, job: Job) -> None:
+        """Run the loop; write down and show what it yields."""
+        self._display.begin(self._title(job), job.progress.step, job.total_steps)
+        self._recorder.end_startup()
+        for record in train(job):
+            self._records_failures()
+            if isinstance(record, StepRecord):
+                self._records.step(record)
+                self._show(job, record)
+            else:
+                self._records.epoch(record)
+                self._summarise("running", None, job)
+                self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
+
+    def _records_failures(self) -> None:
+        for split, loader in (("train", self._loader), ("val", self._val_loader)):
+            if loader is not None and loader.quarantine:
+                self._records.quarantine(split, loader.quarantine)
+
+    def _show(self, job: Job, record: StepRecord) -> None:
+        spent = None if self._usd_per_hour is None else self._elapsed_seconds() / 3600 * self._usd_per_hour
+        figures = step_figures(
+            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds, spent
+        )
+        self._display.advance(self._title(job), record.step, job.total_steps, figures)
+
+    def _title(self, job: Job) -> str:
+        return f"epoch {min(job.progress.epoch + 1, job.config.train.epochs)}/{job.config.train.epochs}"
+
+    def _elapsed_seconds(self) -> float:
+        return self._records.earlier_seconds + self._recorder.wall_seconds()
+
+    def _save(self, learner: Learner, progress: Progress) -> None:
+        config, folder = self._setup.config, self._directory.checkpoints
+        metric = progress.metrics.get(config.checkpoint.metric) if progress.batch_index == 0 else None
+        state = {
+            "progress": vars(progress),
+            "metric": metric,
+            "precision": learner.precision.scalars(),
+            "data_fingerprint": self._setup.dataset.fingerprint,
+            "samples": {"train": len(self._setup.dataset.train)},
+            "attempt": self._records.attempt,
+        }
+        try:
+            checkpoint.save(folder, progress.step, learner.tensors(), state)
+            checkpoint.prune(folder, config.checkpoint.keep_top, self._setup.task.better[config.checkpoint.metric])
+            self._failed_saves = 0
+        except NoSpace as error:
+            self._failed_saves += 1
+            self._say(f"WARNING: {error}")
+            if self._failed_saves >= MAX_FAILED_SAVES:
+                raise RunFailed(f"{MAX_FAILED_SAVES} checkpoints in a row could not be written: {error}") from None
+
+    def _fail(self, job: Job, cause: str) -> None:
+        with suppress(OSError):
+            self._records_failures()
+            self._summarise("failed", cause, job)
+
+    def _keep_bad_batch(self, job: Job) -> None:
+        """Which samples made the loss or a gradient infinite."""
+        if job.current is not None:
+            ids = job.current.sample_ids.tolist()
+            names = [self._setup.dataset.train.names[i] for i in ids]
+            at = {"epoch": job.current.epoch, "batch_index": job.current.index, "step": job.progress.step + 1}
+            write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
+
+    def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
+        stages = StageSeconds()
+        for loader in (self._loader, self._val_loader):
+            if loader is not None:
+                stages.add(loader.stages)
+        higher = job.task.better[job.config.checkpoint.metric] == "higher"
+        self._records.summarise(status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher)
+
+    def _say(self, text: str) -> None:
+        self._display.say(text)
+        with suppress(OSError), self._directory.log.open("a", encoding="utf-8", errors="surrogateescape") as log:
+            log.write(text + "\n")
+
+
+def _set_threads(config: Config) -> None:
+    torch.set_num_threads(usable_cores() if config.threads == "auto" else config.threads)
+
+
+def _restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
+    if resumed.tensors is not None:
+        learner.precision.load_scalars(resumed.precision)
+        return learner.load(resumed.tensors)
+    if warm_start is not None:
+        load_weights(learner.model, checkpoint.load_tensors(Path(warm_start)))
+        return [f"weights from {warm_start}; optimizer and schedule start anew"]
+    return []
+
+
+def _require_space(directory: RunDirectory, learner: Learner) -> None:
+    """Room for two checkpoints (the optimizer may still grow to twice the weights), before the first step."""
+    weights = sum(value.nbytes for value in learner.model.state_dict().values())
+    checkpoint.require_space(directory.root, 3 * weights)
+
+
+def _epoch_line(epoch: int, epochs: int, train_loss: float | None, metrics: Mapping[str, float]) -> str:
+    parts = [f"epoch {epoch + 1}/{epochs}"]
+    parts += [] if train_loss is None else [f"train loss {train_loss:.3f}"]
+    names: dict[str, Callable[[float], str]] = {
+        "val_loss": lambda value: f"val loss {value:.3f}",
+        "top1": lambda value: f"top-1 {100 * value:.1f} %",
+        "top5": lambda value: f"top-5 {100 * value:.1f} %",
+    }
+    return "  ".join([*parts, *(names[name](metrics[name]) for name in names if name in metrics)])

@@ -1,0 +1,6 @@
+"""One file per command, no logic."""
+
+
+def register() -> None:
+    """Importing a command's file adds it to the command line."""
+    from flatout.cli import config, data, demo, lr_find, report, runs, train  # noqa: F401

@@ -1,0 +1,44 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import data_app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@data_app.callback()
+def group() -> None:
+    """Look at, make and pack datasets."""
+
+
+make_app = typer.Typer(help="Synthesise datasets.", no_args_is_help=True)
+data_app.add_typer(make_app, name="make")
+
+
+@make_app.callback()
+def make_group() -> None:
+    """Synthesise datasets."""
+
+
+@make_app.command()
+def shapes(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write train/ and val/.")],
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 8,
+    samples_per_class: Annotated[int, typer.Option(help="Training samples of each class.")] = 200,
+    size: Annotated[int, typer.Option(metavar="PX", help="Side of the images in pixels.")] = 64,
+    val_per_class: Annotated[
+        int | None, typer.Option(help="Validation samples of each class (default a fifth).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Coloured shapes on noise: a small dataset that a small model can learn. The same bytes every time."""
+    from flatout.app.make_data import make_shapes_dataset
+
+    made = make_shapes_dataset(folder, classes, samples_per_class, size, val_per_class, seed, quiet=as_json)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(f"{made['samples']} images of {classes} classes in {folder}")

@@ -1,0 +1,25 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def demo(
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Run directory.")] = Path("runs/demo"),
+    as_json: Json = False,
+) -> None:
+    """Make a small dataset, train on it and report: under two minutes on two cores."""
+    from flatout.app.demo import NEXT_STEPS, run_demo
+    from flatout.app.show import print_run
+
+    finished = run_demo(run, quiet=as_json)
+    if as_json:
+        print_json(finished.summary)
+    else:
+        print_run(finished)
+        typer.echo(NEXT_STEPS.format(run=finished.directory))

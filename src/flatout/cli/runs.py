@@ -1,0 +1,24 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder that holds run directories.")] = Path(
+        "runs"
+    ),
+    as_json: Json = False,
+) -> None:
+    """List runs with their status, accuracy, speed and cost."""
+    from flatout.app.show import run_list, show_runs
+
+    if as_json:
+        print_json(run_list(folder))
+    else:
+        show_runs(folder)

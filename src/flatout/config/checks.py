@@ -1,0 +1,70 @@
+"""Checks that look at more than one key: keys that nothing would use, and values that cannot go together."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from flatout.config.schema import Config, CostConfig, NodeCostConfig
+
+_DEFAULTS = Config().model_dump(mode="json", by_alias=True)
+
+# key (or section) -> (is it used?, when it would be)
+_USED: dict[str, tuple[Callable[[Config], bool], str]] = {
+    "emulated": (lambda c: c.device == "emulated", "device is emulated"),
+    "train.momentum": (lambda c: c.train.optimizer == "sgd", "train.optimizer is sgd"),
+    "train.milestones": (lambda c: c.train.schedule == "step", "train.schedule is step"),
+    "train.gamma": (lambda c: c.train.schedule == "step", "train.schedule is step"),
+    "data.worker_kind": (lambda c: c.data.workers != 0, "data.workers is not 0"),
+    "data.prefetch": (lambda c: c.data.workers != 0, "data.workers is not 0"),
+    "cost.count": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
+    "cost.spot": (lambda c: c.cost.instance is not None, "cost.instance is set"),
+    "cost.disk": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
+    "cost.disk.mb_per_second": (lambda c: c.cost.disk.bytes > 0, "cost.disk.bytes is set"),
+    "cost.coordinator.count": (lambda c: _is_priced(c.cost.coordinator), "cost.coordinator has a price"),
+    "cost.cache.instance": (lambda c: c.cost.cache.kind == "nodes", "cost.cache.kind is nodes"),
+    "cost.cache.usd_per_hour": (lambda c: c.cost.cache.kind == "nodes", "cost.cache.kind is nodes"),
+    "cost.cache.count": (lambda c: _is_priced(c.cost.cache), "cost.cache has the price of a machine"),
+    "cost.store": (lambda c: "://" in c.data.path, "data.path is in an object store"),
+    "stop.max_usd": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
+}
+
+
+def find_unused(config: Config, set_keys: Mapping[str, Any]) -> Iterator[str]:
+    """One message for each key that the user set away from its default and that this configuration never reads."""
+    for key, value in set_keys.items():
+        for prefix, (used, when) in _USED.items():
+            inside = key == prefix or key.startswith(prefix + ".")
+            if inside and not used(config) and value != _default(key):
+                yield f"{key} is {value!r} but nothing uses it: it takes effect only when {when}; remove it or set that"
+
+
+def find_wrong_combinations(config: Config) -> Iterator[str]:
+    """One message for each set of values that cannot work together."""
+    if config.train.accumulate > config.data.batch_size:
+        yield (
+            f"train.accumulate is {config.train.accumulate} but data.batch_size is {config.data.batch_size}: "
+            f"a part needs at least one sample; set train.accumulate to at most {config.data.batch_size}"
+        )
+    if config.train.precision == "fp16" and config.device in ("cpu", "emulated"):
+        yield f"train.precision is fp16 but device is {config.device}, which has no fp16 training; use bf16 or fp32"
+    for key, nodes in _paid_nodes(config).items():
+        if nodes.instance is not None and nodes.usd_per_hour is not None:
+            yield f"{key}.instance and {key}.usd_per_hour both give a price; keep one"
+
+
+def _paid_nodes(config: Config) -> dict[str, CostConfig | NodeCostConfig]:
+    return {"cost": config.cost, "cost.coordinator": config.cost.coordinator, "cost.cache": config.cost.cache}
+
+
+def _has_price(config: Config) -> bool:
+    return _is_priced(config.cost)
+
+
+def _is_priced(nodes: CostConfig | NodeCostConfig) -> bool:
+    return nodes.instance is not None or nodes.usd_per_hour is not None
+
+
+def _default(key: str) -> Any:
+    value: Any = _DEFAULTS
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

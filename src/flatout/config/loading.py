@@ -1,0 +1,177 @@
+"""From files, overrides and defaults to one checked Config that knows where each value came from."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from flatout.config.checks import find_unused, find_wrong_combinations
+from flatout.config.schema import Config, ViewConfig
+from flatout.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and, for every dotted key, where its value came from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Loaded:
+    """Read a recipe (a path or a mapping), apply overrides, fill in defaults, check."""
+    given, origin = (source, "given") if isinstance(source, Mapping) else (_read(Path(source)), str(source))
+    origins: dict[str, str] = {key: origin for key, _ in _leaves(given)}
+    values = json.loads(json.dumps(given, default=str))  # a deep copy of plain values
+    for key, value in (overrides or {}).items():
+        _assign(values, key, value)
+        origins[key] = "--set"
+    config = _validated(values)
+    set_keys = {key: _lookup(values, key) for key in origins}
+    for problem in (*find_unused(config, set_keys), *find_wrong_combinations(config)):
+        raise ConfigError(problem)
+    return Loaded(config, {key: origins.get(key, "default") for key, _ in flat(config)})
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`a.b=c` from the command line; c is read as YAML, so false is a boolean and 3 a number."""
+    parsed: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {text!r} has no value; write --set key=value, for example --set train.epochs=3")
+        try:
+            parsed[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {text!r} is not valid YAML: {_first_line(error)}") from None
+    return parsed
+
+
+def dump_config(config: Config) -> str:
+    """The effective configuration as YAML that loads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False)
+
+
+def config_digest(config: Config) -> str:
+    """Digest of what is trained, not of what the run is called."""
+    values = config.model_dump(mode="json", by_alias=True, exclude={"name"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def flat(config: Config) -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its value."""
+    return _leaves(config.model_dump(mode="json", by_alias=True))
+
+
+def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """Keys whose values differ, as (key, old, new)."""
+    before, after = dict(flat(old)), dict(flat(new))
+    keys = [*after, *(key for key in before if key not in after)]
+    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no recipe at {path}; see recipes/ for examples, or run: flatout demo") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {path}: {error}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {_first_line(error)}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no keys; a recipe looks like: name: demo, data: {{path: ...}}")
+    return values
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = values.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"{key} cannot be set: {parent} is the value {child!r}, not a section")
+        values = child
+    values[last] = value
+
+
+def _lookup(values: Mapping[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(values, Mapping) or part not in values:
+            return None
+        values = values[part]
+    return values
+
+
+def _validated(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from None
+
+
+def _describe(error: ValidationError) -> str:
+    """The first problem in one line; an unknown key comes with the nearest known one."""
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    location = [str(part) for part in first["loc"]]
+    key = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key}{_suggestion(location)}"
+    known = [part for part in location if part in _all_names()]
+    shown = ".".join(known) if known else key
+    return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _suggestion(location: list[str]) -> str:
+    section: type[BaseModel] | None = ViewConfig if location[0] == "views" else Config
+    for part in location[:-1] if section is Config else ():
+        section = _child(section, part)
+    names = list(_names(section)) if section else []
+    parent = "".join(f"{part}." for part in location[:-1])
+    close = difflib.get_close_matches(location[-1], names, n=1)
+    if close:
+        return f"; did you mean {parent}{close[0]}?"
+    elsewhere = [key for key in _all_keys() if key.rsplit(".", 1)[-1] == location[-1]]
+    elsewhere += difflib.get_close_matches(".".join(location), _all_keys(), n=1)
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return f"; known keys here: {', '.join(names)}"
+
+
+def _child(section: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
+    fields = section.model_fields if section else {}
+    field = fields.get(name) or fields.get(f"{name}_")
+    kind = field.annotation if field else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _names(section: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _all_keys() -> list[str]:
+    return [key for key, _ in flat(Config())]
+
+
+def _all_names() -> set[str]:
+    return {part for key in _all_keys() for part in key.split(".")} | set(_names(ViewConfig))

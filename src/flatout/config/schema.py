@@ -1,0 +1,267 @@
+"""The typed shape of a recipe. Every key has a default, a type and one line that says what it does."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+
+from flatout.units import parse_bits_per_second, parse_bytes, parse_seconds
+
+
+def _word(value: Any) -> Any:
+    """YAML 1.1 reads a bare off/on as a boolean; where a word is meant it is turned back."""
+    return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _none_is_empty(value: Any) -> Any:
+    """A section set to null is the section with its defaults."""
+    return {} if value is None else value
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+BitsPerSecond = Annotated[float, BeforeValidator(parse_bits_per_second)]
+Auto = Literal["auto"]
+OffAuto = Annotated[Literal["off", "auto"], BeforeValidator(_word)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, coerce_numbers_to_str=True
+    )
+
+
+class EmulatedConfig(Section):
+    base_seconds: float = Field(0.010, ge=0)
+    """Seconds of a step that do not depend on the batch."""
+    seconds_per_sample: float = Field(0.0002, ge=0)
+    """Seconds of a step for each sample in the batch."""
+
+
+class ViewConfig(Section):
+    base: str | None = None
+    """Shipped view to start from; the other keys change it."""
+    crop: Literal["random-resized", "pad", "centre", "raw"] | None = None
+    """How the crop is chosen: random-resized, pad (shift by up to `pad` pixels), centre, or raw (none at all)."""
+    size: int | None = Field(None, ge=1, le=4096)
+    """Side of the square result in pixels."""
+    sizes: dict[int, int] | None = None
+    """Progressive resizing: first epoch -> side in pixels."""
+    fraction: float | None = Field(None, gt=0, le=1)
+    """Centre crop: share of the short side that is kept."""
+    scale: tuple[float, float] | None = None
+    """Random resized crop: smallest and largest share of the area."""
+    ratio: tuple[float, float] | None = None
+    """Random resized crop: smallest and largest width/height."""
+    pad: int | None = Field(None, ge=0)
+    """Pad-crop: largest shift in pixels."""
+    flip: float | None = Field(None, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    colour_jitter: tuple[float, float, float] | None = None
+    """Largest relative change of brightness, contrast, saturation."""
+    trivial_augment: StrictBool | None = None
+    """One random operation of random strength for each image (TrivialAugment)."""
+    erase: float | None = Field(None, ge=0, le=1)
+    """Probability of erasing a random rectangle."""
+    mixup: float | None = Field(None, ge=0, le=1)
+    """Beta parameter of mixup; 0 is off."""
+    cutmix: float | None = Field(None, ge=0, le=1)
+    """Beta parameter of cutmix; 0 is off. With mixup too, each pair of neighbours gets one of them."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel (0..1), subtracted on the device."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel (0..1), divided by on the device."""
+
+
+class DataConfig(Section):
+    path: str = ""
+    """Folder, .tar, pack or object-store URL of the dataset."""
+    view: str = "train-64"
+    """View of the training samples."""
+    eval_view: str = "eval-64"
+    """View of the validation samples."""
+    batch_size: int = Field(256, ge=1)
+    """Samples of one optimizer step on one rank."""
+    workers: Annotated[int, Field(ge=0, le=512)] | Auto = "auto"
+    """Loader workers; 0 prepares batches in the training thread."""
+    worker_kind: Literal["auto", "thread", "process"] = "auto"
+    """Threads (need the compiled decoder to scale) or processes; auto chooses."""
+    prefetch: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Batches prepared ahead in all; auto is two for each worker."""
+    classes: Annotated[int, Field(ge=1)] | list[str] | None = None
+    """Use only the first N classes (in order of name), or the named ones; labels are renumbered."""
+    samples_per_class: int | None = Field(None, ge=1)
+    """Use at most this many training samples of each class."""
+    holdout: float = Field(0.1, gt=0, lt=1)
+    """Share held out for validation where the dataset has no validation split."""
+    max_quarantine_share: float = Field(0.05, ge=0, le=1)
+    """Stop when more than this share of an epoch's samples cannot be decoded."""
+    batch_deadline_seconds: Seconds = Field(300.0, gt=0)
+    """Longest wait for one batch before the run ends with a cause."""
+    cache: Annotated[Literal["off", "memory", "disk", "auto"], BeforeValidator(_word)] = "auto"
+    """Keep decoded samples: in memory, on local disk, or wherever they fit."""
+    stage: OffAuto = "auto"
+    """Copy remote data to local disk while the first epoch trains."""
+    shared: OffAuto = "off"
+    """Share prepared batches with other jobs on this machine."""
+
+
+class ModelConfig(Section):
+    name: str = "resnet18"
+    """resnet18, resnet34, resnet50, timm:NAME or torchvision:NAME."""
+    stem: Literal["standard", "small"] = "small"
+    """standard: 7x7 stride 2 and max-pool; small: 3x3 stride 1, for images of 32-64 pixels."""
+    width: float = Field(1.0, gt=0, le=8)
+    """Factor on the number of channels."""
+
+
+class TrainConfig(Section):
+    epochs: int = Field(10, ge=1)
+    """Passes over the training samples."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many optimizer steps."""
+    optimizer: Literal["sgd", "adamw", "lamb"] = "sgd"
+    """sgd is with Nesterov momentum."""
+    lr: float = Field(0.5, gt=0)
+    """Peak learning rate."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of sgd."""
+    weight_decay: float = Field(5e-4, ge=0)
+    """Weight decay; norms and biases are left out."""
+    schedule: Literal["cosine", "one-cycle", "step", "linear", "constant", "inverse-sqrt"] = "cosine"
+    """Shape of the learning rate after the warm-up."""
+    milestones: list[float] = [0.5, 0.75]
+    """Schedule step: shares of the run after which the rate is multiplied by `gamma`."""
+    gamma: float = Field(0.1, gt=0, lt=1)
+    """Schedule step: factor at each milestone."""
+    warmup_epochs: float = Field(1.0, ge=0)
+    """Epochs of linear warm-up."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Share of the target spread over all classes."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights, used for validation."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward; weights stay fp32."""
+    channels_last: StrictBool = True
+    """Keep images and weights with channels innermost."""
+    compile: StrictBool = False
+    """Compile the model with torch.compile."""
+    checkpointing: StrictBool = False
+    """Recompute activations in the backward pass to save memory."""
+    accumulate: int = Field(1, ge=1)
+    """Cut each batch into this many parts to save memory; the step stays the same."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Largest norm of the gradient."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Everything random follows from it."""
+    log_every: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Steps between two readings of the loss; auto is 1 on a CPU and 10 on a GPU, where reading waits for it."""
+
+
+class ValidateConfig(Section):
+    every_epochs: int = Field(1, ge=1)
+    """Epochs between two validations; the last epoch is always validated."""
+    batch_size: int | None = Field(None, ge=1)
+    """Samples of one validation batch; default data.batch_size."""
+
+
+class CheckpointConfig(Section):
+    every_epochs: int = Field(1, ge=1)
+    """Epochs between two checkpoints; the end of the run is always saved."""
+    every_steps: int | None = Field(None, ge=1)
+    """Steps between two checkpoints, besides those at the end of epochs."""
+    keep_top: int = Field(3, ge=0)
+    """How many of the best checkpoints to keep, besides the newest two."""
+    metric: Literal["top1", "top5", "val_loss", "train_loss"] = "top1"
+    """What best means."""
+
+
+class StopConfig(Section):
+    max_seconds: Seconds | None = Field(None, gt=0)
+    """Stop after this long, over all attempts."""
+    max_usd: float | None = Field(None, gt=0)
+    """Stop when the run has cost this much."""
+    patience_epochs: int | None = Field(None, ge=1)
+    """Stop after this many validations without a better checkpoint.metric."""
+
+
+class ParallelConfig(Section):
+    mode: Literal["single"] = "single"
+    """single: one process, one device."""
+    devices: int = Field(1, ge=1, le=1)
+    """Devices to train on."""
+
+
+class NodeCostConfig(Section):
+    instance: str | None = None
+    """Name in the price catalogue."""
+    usd_per_hour: float | None = Field(None, ge=0)
+    """Price of one machine where the catalogue has none."""
+    count: int = Field(1, ge=1)
+    """Number of machines."""
+
+
+class CacheCostConfig(NodeCostConfig):
+    kind: Literal["nodes", "valkey-serverless", "redis-serverless"] = "nodes"
+    """Machines of our own, or a serverless cache paid by what it holds and moves."""
+
+
+class FunctionCostConfig(Section):
+    architecture: Literal["x86", "arm"] = "x86"
+    """Processor of the functions that prepare batches."""
+
+
+class StoreCostConfig(Section):
+    kind: Literal["s3-standard", "s3-express"] = "s3-standard"
+    """Price list of the object store."""
+
+
+class DiskCostConfig(Section):
+    bytes: Bytes = Field(0, ge=0)
+    """Size of the rented (gp3) disk of each training machine; 0 where none is paid for."""
+    mb_per_second: float | None = Field(None, gt=0)
+    """Throughput rented for each disk; default what its price includes."""
+
+
+class CostConfig(Section):
+    instance: str | None = None
+    """Name in the price catalogue of what the run is paid for."""
+    usd_per_hour: float | None = Field(None, ge=0)
+    """Price of one machine where the catalogue has none."""
+    count: int = Field(1, ge=1)
+    """Number of machines."""
+    spot: StrictBool = False
+    """Pay the spot price."""
+    region: str = "us-east-1"
+    """Where the run is paid for; the shipped prices are for us-east-1."""
+    prices: Path | None = None
+    """YAML file of prices that replace or extend the shipped ones."""
+    coordinator: Annotated[NodeCostConfig, BeforeValidator(_none_is_empty)] = NodeCostConfig()
+    """Machines that coordinate shared batches; without instance and usd_per_hour there are none."""
+    cache: Annotated[CacheCostConfig, BeforeValidator(_none_is_empty)] = CacheCostConfig()
+    """What holds shared batches; without instance and usd_per_hour there are no machines."""
+    functions: FunctionCostConfig = FunctionCostConfig()
+    store: StoreCostConfig = StoreCostConfig()
+    disk: DiskCostConfig = DiskCostConfig()
+
+
+class Config(Section):
+    name: str = "run"
+    """Name of the run; its directory is runs/<name>."""
+    task: Literal["classification"] = "classification"
+    """What is learned."""
+    device: Literal["auto", "cpu", "cuda", "mps", "emulated"] = "auto"
+    """Where to compute; auto takes cuda, then mps, then cpu."""
+    threads: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Compute threads on a CPU; auto is every core this process may use."""
+    emulated: EmulatedConfig = EmulatedConfig()
+    data: DataConfig = DataConfig()
+    views: dict[str, ViewConfig] = {}
+    """More views by name."""
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    validate_: ValidateConfig = Field(ValidateConfig(), alias="validate")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    stop: StopConfig = StopConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    cost: CostConfig = CostConfig()

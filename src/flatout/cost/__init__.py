@@ -1,0 +1,9 @@
+"""What a run costs: dated prices, and a ledger whose lines add up to the total. Never imports torch."""
+
+from flatout.cost.catalogue import Catalogue, Price, load_catalogue
+from flatout.cost.ledger import CostLine, Ledger, Usage, hourly_rate_usd, rounded_lines, usage_cost
+
+__all__ = [
+    "Catalogue", "CostLine", "Ledger", "Price", "Usage", "hourly_rate_usd", "load_catalogue", "rounded_lines",
+    "usage_cost",
+]  # fmt: skip

@@ -1,0 +1,137 @@
+"""Dated prices: the shipped catalogue, a user's file on top of it, and one price with its date and source."""
+
+import difflib
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flatout.errors import ConfigError
+
+DEFAULT_REGION = "us-east-1"
+_SHIPPED = Path(__file__).with_name("prices.yaml")
+_INSTANCE_FIGURES = ("usd_per_hour", "spot_usd_per_hour", "network_gbps")
+Key = tuple[str, str, str, str]
+"""Region, section, name, figure."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """One figure of the catalogue, when it was true, and the file that says so."""
+
+    value: float
+    as_of: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Every known price. `dated` is the date of the newest file it was read from: the user's, else the shipped one."""
+
+    dated: str
+    figures: Mapping[Key, Price]
+
+    def find(self, section: str, name: str, figure: str, region: str = DEFAULT_REGION) -> Price | None:
+        return self.figures.get((region, section, name, figure))
+
+    def hourly_usd(self, instance: str, spot: bool, region: str = DEFAULT_REGION) -> Price:
+        """Price of one machine for one hour; one that is not known is the user's to give."""
+        figure = "spot_usd_per_hour" if spot else "usd_per_hour"
+        price = self.find("instances", instance, figure, region)
+        if price is not None:
+            return price
+        known = sorted({name for where, section, name, _ in self.figures if (where, section) == (region, "instances")})
+        other = f"set cost.usd_per_hour in place of cost.instance, or give instances.{instance}.{figure} in cost.prices"
+        if instance in known:
+            kind = "spot" if spot else "on-demand"
+            raise ConfigError(f"no {kind} price is known for {instance} in {region}; {other}")
+        close = difflib.get_close_matches(instance, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known) or 'none'};"
+        raise ConfigError(f"no price is known for instance {instance!r} in {region}; {hint} otherwise {other}")
+
+    def network_bits_per_second(self, instance: str, region: str = DEFAULT_REGION) -> float | None:
+        """Baseline of the machine's network; None where it is not known."""
+        baseline = self.find("instances", instance, "network_gbps", region)
+        return None if baseline is None else baseline.value * 1e9
+
+
+def load_catalogue(path: Path | None = None) -> Catalogue:
+    """The shipped prices, replaced and extended by those in the user's file."""
+    values = _read(_SHIPPED)
+    shipped = dict(_figures(values, _SHIPPED, "prices.yaml shipped with flatout"))
+    if path is None:
+        return Catalogue(str(values["dated"]), shipped)
+    values = _read(path)
+    own = dict(_figures(values, path, str(path)))
+    for _, section, name, figure in own:
+        _check_known(path, section, name, figure, shipped)
+    return Catalogue(str(values["dated"]), {**shipped, **own})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the price file {path}: {error.strerror}; correct cost.prices") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"price file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"price file {path} holds no keys; start it with: dated: 2026-09")
+    if not _is_date(values.get("dated")):
+        raise ConfigError(
+            f"price file {path}: dated is {reprlib.repr(values.get('dated'))}; "
+            "say when the prices were seen, for example dated: 2026-09"
+        )
+    return values
+
+
+def _figures(values: Mapping[str, Any], path: Path, source: str) -> Iterator[tuple[Key, Price]]:
+    """Every number of the file; an entry without as_of or region takes the file's."""
+    for section in (key for key in values if key not in ("dated", "region")):
+        for name, entry in _mapping(values[section], path, str(section)).items():
+            where = f"{section}.{name}"
+            numbers = dict(_mapping(entry, path, where))
+            as_of = numbers.pop("as_of", values["dated"])
+            region = numbers.pop("region", values.get("region", DEFAULT_REGION))
+            if not _is_date(as_of):
+                raise ConfigError(
+                    f"price file {path}: {where}.as_of is {reprlib.repr(as_of)}; write a date like 2026-09"
+                )
+            for figure, number in numbers.items():
+                price = Price(_number(number, path, f"{where}.{figure}"), str(as_of), source)
+                yield (str(region), str(section), str(name), str(figure)), price
+
+
+def _mapping(value: Any, path: Path, key: str) -> Mapping[Any, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"price file {path}: {key} is {reprlib.repr(value)}; write keys under it, "
+            "for example instances: {g5.xlarge: {usd_per_hour: 1.006}}"
+        )
+    return value
+
+
+def _number(value: Any, path: Path, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"price file {path}: {key} is {reprlib.repr(value)}; write a number such as 0.526")
+    return float(value)
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, str | int | date) and not isinstance(value, bool) and bool(str(value).strip())
+
+
+def _check_known(path: Path, section: str, name: str, figure: str, shipped: Mapping[Key, Price]) -> None:
+    """A key that the ledger never reads is a typo; only instances may have new names."""
+    known = [f"{key[1]}.{key[2]}.{key[3]}" for key in shipped if key[1] != "instances"]
+    known += [f"instances.{name}.{each}" for each in _INSTANCE_FIGURES]
+    key = f"{section}.{name}.{figure}"
+    if key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else "remove it; the shipped prices.yaml shows every key"
+        raise ConfigError(f"price file {path}: nothing uses {key}; {advice}")

@@ -1,0 +1,238 @@
+/* CPython glue: checks and locks every buffer, lets go of the GIL, and calls native/. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#include "native/native.h"
+
+#define MAX_SIZE 16384
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+static PyObject *fail(PyObject *kind, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    PyErr_FormatV(kind, format, arguments);
+    va_end(arguments);
+    return NULL;
+}
+
+/* C-contiguous, of one of the item codes of `codes`, and of exactly `items` items (any number if negative).
+ * True with `view` untouched for None. */
+static bool lock(PyObject *object, Py_buffer *view, const char *name, const char *codes, Py_ssize_t items,
+                 bool writable) {
+    if (object == Py_None) return true;
+    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) != 0)
+        return false;
+    const char *format = view->format ? view->format : "B";
+    if (*format == '@' || *format == '=') format++;
+    if (!*format || format[1] || !strchr(codes, *format))
+        return fail(PyExc_TypeError, "%s has items of format %s, expected one of %s", name, view->format, codes);
+    if (items >= 0 && view->len != items * view->itemsize)
+        return fail(PyExc_ValueError, "%s has %zd items, expected %zd", name, view->len / view->itemsize, items);
+    return true;
+}
+
+static bool read_scale_bias(PyObject *object, float scale[3], float bias[3]) {
+    Py_buffer view = {0};
+    bool ok = lock(object, &view, "scale_bias", "fd", 6, false);
+    if (ok && !view.obj) ok = fail(PyExc_TypeError, "scale_bias must be 6 floats when floats are written");
+    for (int i = 0; ok && i < 6; i++) {
+        double value = view.itemsize == 8 ? ((double *)view.buf)[i] : (double)((float *)view.buf)[i];
+        (i < 3 ? scale : bias)[i % 3] = (float)value;
+    }
+    if (view.obj) PyBuffer_Release(&view);
+    return ok;
+}
+
+/* Everything a slice borrows from Python, so that one function can give it all back. */
+typedef struct {
+    slice s;
+    source *sources;
+    Py_buffer *source_views;
+    PyObject **paths; /* encoded */
+    Py_buffer raw_shapes, geometry, out, out_float, status;
+} borrowed;
+
+static bool borrow_source(borrowed *b, PyObject *item, Py_ssize_t i) {
+    if (item == Py_None) return true;
+    if (PyUnicode_Check(item)) {
+        if (!PyUnicode_FSConverter(item, &b->paths[i])) return false; /* refuses an embedded NUL */
+        b->sources[i].path = PyBytes_AsString(b->paths[i]);
+        return true;
+    }
+    if (PyObject_GetBuffer(item, &b->source_views[i], PyBUF_SIMPLE) != 0) return false;
+    static const uint8_t nothing;
+    b->sources[i].data = b->source_views[i].len ? b->source_views[i].buf : &nothing;
+    b->sources[i].bytes = (size_t)b->source_views[i].len;
+    return true;
+}
+
+static bool borrow_sources(borrowed *b, PyObject *list) {
+    if (!PyList_Check(list)) return fail(PyExc_TypeError, "sources must be a list");
+    Py_ssize_t count = PyList_Size(list);
+    b->sources = PyMem_Calloc((size_t)count + 1, sizeof *b->sources);
+    b->source_views = PyMem_Calloc((size_t)count + 1, sizeof *b->source_views);
+    b->paths = PyMem_Calloc((size_t)count + 1, sizeof *b->paths);
+    if (!b->sources || !b->source_views || !b->paths) return PyErr_NoMemory();
+    b->s.sources = b->sources;
+    b->s.count = (size_t)count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(list, i); /* checked: a buffer's exporter may run code that shrinks the list */
+        if (!item) return false;
+        Py_INCREF(item);
+        bool ok = borrow_source(b, item, i);
+        Py_DECREF(item);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+static bool check_geometry(const slice *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (!s->sources[i].path && !s->sources[i].data) continue;
+        const char *fault = geometry_fault(s->geometry + i * GEOMETRY_COLUMNS);
+        if (fault) return fail(PyExc_ValueError, "geometry row %zu: %s", i, fault);
+    }
+    return true;
+}
+
+static void give_back(borrowed *b) {
+    for (size_t i = 0; i < b->s.count; i++) {
+        if (b->source_views && b->source_views[i].obj) PyBuffer_Release(&b->source_views[i]);
+        if (b->paths) Py_XDECREF(b->paths[i]);
+    }
+    Py_buffer *all[] = {&b->raw_shapes, &b->geometry, &b->out, &b->out_float, &b->status};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->obj) PyBuffer_Release(all[i]);
+    PyMem_Free(b->sources);
+    PyMem_Free(b->source_views);
+    PyMem_Free(b->paths);
+}
+
+static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"sources",   "raw_shapes", "geometry", "size", "fill", "out",
+                            "out_float", "scale_bias", "status",   NULL};
+    PyObject *sources, *raw_shapes, *geometry, *out, *out_float, *scale_bias, *status;
+    int size, fill;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOOOO:load_slice", names, &sources, &raw_shapes, &geometry,
+                                     &size, &fill, &out, &out_float, &scale_bias, &status))
+        return false;
+    if (size < 1 || size > MAX_SIZE) return fail(PyExc_ValueError, "size is %d, expected 1 to %d", size, MAX_SIZE);
+    if (fill < 0 || fill > 255) return fail(PyExc_ValueError, "fill is %d, expected 0 to 255", fill);
+    if (geometry == Py_None || status == Py_None) return fail(PyExc_TypeError, "geometry and status cannot be None");
+    if (out == Py_None && out_float == Py_None) return fail(PyExc_TypeError, "out and out_float are both None");
+    if (!borrow_sources(b, sources)) return false;
+    Py_ssize_t n = (Py_ssize_t)b->s.count, pixels = n * 3 * size * size;
+    if (!lock(raw_shapes, &b->raw_shapes, "raw_shapes", "il", 2 * n, false) ||
+        !lock(geometry, &b->geometry, "geometry", "d", GEOMETRY_COLUMNS * n, false) ||
+        !lock(out, &b->out, "out", "B", pixels, true) || !lock(out_float, &b->out_float, "out_float", "f", pixels, true) ||
+        !lock(status, &b->status, "status", "il", n, true))
+        return false;
+    if (out_float != Py_None && !read_scale_bias(scale_bias, b->s.scale, b->s.bias)) return false;
+    if ((b->raw_shapes.obj && b->raw_shapes.itemsize != 4) || b->status.itemsize != 4)
+        return fail(PyExc_TypeError, "raw_shapes and status must be int32");
+    b->s.raw_shapes = b->raw_shapes.buf;
+    b->s.geometry = b->geometry.buf;
+    b->s.size = size;
+    b->s.fill = (uint8_t)fill;
+    b->s.out = b->out.buf;
+    b->s.out_float = b->out_float.buf;
+    b->s.status = b->status.buf;
+    return check_geometry(&b->s);
+}
+
+static PyObject *py_load_slice(PyObject *module, PyObject *args, PyObject *kwargs) {
+    (void)module;
+    borrowed b = {0};
+    slice_times times = {0};
+    PyObject *result = NULL;
+    if (borrow(&b, args, kwargs)) {
+        bool ready;
+        Py_BEGIN_ALLOW_THREADS
+        ready = load_slice(&b.s, &times);
+        Py_END_ALLOW_THREADS
+        result = ready ? Py_BuildValue("dddK", times.fetch_seconds, times.decode_seconds, times.augment_seconds,
+                                       (unsigned long long)times.bytes_read)
+                       : PyErr_NoMemory();
+    }
+    give_back(&b);
+    return result;
+}
+
+static PyObject *py_normalize(PyObject *module, PyObject *args, PyObject *kwargs) {
+    (void)module;
+    static char *names[] = {"src", "dst", "scale_bias", NULL};
+    PyObject *src_object, *dst_object, *scale_bias, *result = NULL;
+    Py_buffer src = {0}, dst = {0};
+    float scale[3], bias[3];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:normalize", names, &src_object, &dst_object, &scale_bias))
+        return NULL;
+    if (src_object == Py_None || dst_object == Py_None) return fail(PyExc_TypeError, "src and dst cannot be None");
+    if (!read_scale_bias(scale_bias, scale, bias)) return NULL;
+    if (lock(src_object, &src, "src", "B", -1, false) && lock(dst_object, &dst, "dst", "f", src.len, true)) {
+        if (src.ndim < 3 || src.shape[1] != 3) {
+            fail(PyExc_ValueError, "src must have the shape [N, 3, ...]");
+        } else {
+            size_t planes = 3 * (size_t)src.shape[0], plane = planes ? (size_t)src.len / planes : 0;
+            Py_BEGIN_ALLOW_THREADS
+            for (size_t p = 0; p < planes; p++)
+                normalize_plane((const uint8_t *)src.buf + p * plane, (float *)dst.buf + p * plane, plane, scale[p % 3],
+                                bias[p % 3]);
+            Py_END_ALLOW_THREADS
+            result = Py_NewRef(Py_None);
+        }
+    }
+    if (src.obj) PyBuffer_Release(&src);
+    if (dst.obj) PyBuffer_Release(&dst);
+    return result;
+}
+
+static PyObject *py_jpeg_size(PyObject *module, PyObject *data) {
+    (void)module;
+    Py_buffer view = {0};
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) != 0) return NULL;
+    jpeg_header header;
+    bool sound = jpeg_inspect(view.buf, (size_t)view.len, &header);
+    PyBuffer_Release(&view);
+    return sound ? Py_BuildValue("iii", header.width, header.height, header.components) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef methods[] = {
+    {"load_slice", (PyCFunction)(void (*)(void))py_load_slice, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"normalize", (PyCFunction)(void (*)(void))py_normalize, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"jpeg_size", py_jpeg_size, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Equal to the Pillow that decodes what we decline. */
+static bool follow_pillow(void) {
+    PyObject *pillow = PyImport_ImportModule("PIL");
+    PyObject *version = pillow ? PyObject_GetAttrString(pillow, "__version__") : NULL;
+    PyObject *text = version ? PyUnicode_AsASCIIString(version) : NULL;
+    if (text) pillow_may_go_down_first = atoi(PyBytes_AsString(text)) >= 13;
+    Py_XDECREF(text);
+    Py_XDECREF(version);
+    Py_XDECREF(pillow);
+    return text != NULL;
+}
+
+static int on_import(PyObject *module) {
+    if (!follow_pillow()) return -1;
+    decoder *probe = decoder_new();
+    if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
+    decoder_free(probe);
+    if (PyModule_AddIntConstant(module, "ABI", 1) || PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
+    return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, on_import}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = methods, .m_slots = slots};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

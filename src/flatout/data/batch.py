@@ -1,0 +1,77 @@
+"""A batch, and the one protocol through which the training loop gets batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.draws import Mix
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class StageSeconds:
+    """What preparing a batch took, summed over whoever did it in parallel."""
+
+    fetch: float = 0.0
+    decode: float = 0.0
+    augment: float = 0.0
+    bytes_read: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    def add(self, other: "StageSeconds") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that could not be used, and why."""
+
+    sample_id: int
+    name: str
+    reason: str
+
+
+@dataclass
+class Prepared:
+    """A batch as numpy arrays: what a worker hands over."""
+
+    epoch: int
+    index: int
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    sample_ids: NDArray[np.int64]
+    mix: Mix | None
+    failures: list[Failure]
+    stages: StageSeconds
+
+
+@dataclass
+class Batch:
+    """A batch as tensors: uint8 NCHW images, int64 labels, int64 sample ids. Normalise on the device."""
+
+    epoch: int
+    index: int
+    images: "torch.Tensor"
+    labels: "torch.Tensor"
+    sample_ids: "torch.Tensor"
+    mix: Mix | None = None
+    failures: list[Failure] = field(default_factory=list)
+    stages: StageSeconds = field(default_factory=StageSeconds)
+
+
+class BatchSource(Protocol):
+    """Batches in a fixed order. `epoch` may start in the middle; the source may prepare ahead of what is asked."""
+
+    batches_per_epoch: int
+    samples: int
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
+
+    def close(self) -> None: ...

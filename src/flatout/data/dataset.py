@@ -1,0 +1,169 @@
+"""A dataset: what its samples are, in a fixed order, and how to read them."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.config.schema import DataConfig
+from flatout.data.layouts import Layout, canonical, find_layout
+from flatout.errors import DataError, StorageError
+from flatout.sampling import uniforms
+from flatout.storage import open_store
+from flatout.storage.protocol import Range, Store
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples in a fixed order: the sample id is the position. Sorted by class, then by name as bytes."""
+
+    store: Store
+    root: str
+    names: tuple[str, ...]  # relative to root
+    labels: NDArray[np.int64]
+    lengths: NDArray[np.int64]  # bytes of each object
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, ids: NDArray[np.int64]) -> list[bytes | StorageError]:
+        return self.store.read_many([Range(self.root + self.names[i], 0, int(self.lengths[i])) for i in ids.tolist()])
+
+    def take(self, ids: NDArray[np.int64], labels: NDArray[np.int64] | None = None) -> "Split":
+        """Another split of these samples, renumbered in this order."""
+        names = tuple(self.names[i] for i in ids.tolist())
+        return Split(self.store, self.root, names, self.labels[ids] if labels is None else labels, self.lengths[ids])
+
+    def fingerprint(self, classes: Sequence[str]) -> str:
+        """Digest of classes, names, labels and sizes: the same for a folder, a tar, a bucket or a pack of it."""
+        digest = hashlib.sha256()
+        for name in classes:
+            digest.update(canonical(name) + b"\0")
+        for name, label, length in zip(self.names, self.labels.tolist(), self.lengths.tolist(), strict=True):
+            digest.update(b"%d %d " % (label, length) + canonical(name) + b"\0")
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and validation samples with one class map."""
+
+    url: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [split.fingerprint(self.classes) if split else "-" for split in (self.train, self.val)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(int(split.lengths.sum()) for split in (self.train, self.val) if split)
+
+
+def open_dataset(config: DataConfig) -> Dataset:
+    """List the store, find the layout, compare the class maps, apply the limits of the configuration."""
+    if not config.path:
+        raise DataError("data.path is not set; give a folder, a .tar or a URL, for example --set data.path=data/shapes")
+    store = open_store(config.path)
+    lengths = {entry.name: entry.bytes for entry in store.entries()}
+    layout = find_layout(lengths, lambda name: _read_text(store, name), config.path)
+    _refuse_empty_classes(store, layout, config.path)
+    classes = sorted(layout.splits["train"], key=canonical)
+    train = _split(store, layout, "train", classes, lengths)
+    val = _split(store, layout, "val", classes, lengths) if "val" in layout.splits else None
+    dataset = Dataset(config.path, tuple(classes), train, val)
+    dataset = _limited(dataset, config)
+    return dataset if dataset.val is not None else _held_out(dataset, config.holdout)
+
+
+def _read_text(store: Store, name: str) -> str:
+    (answer,) = store.read_many([Range(name)])
+    if isinstance(answer, StorageError):
+        raise answer
+    return answer.decode("utf-8", "surrogateescape")
+
+
+def _refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
+    """A class folder without files is not among the objects; a local store can still show it."""
+    folder = store.local_path(layout.root + layout.train_prefix)
+    if folder is None or not os.path.isdir(folder):
+        return
+    found = {item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith(".")}
+    empty = sorted(found - {name for name, members in layout.splits["train"].items() if members})
+    if empty:
+        raise DataError(
+            f"class {empty[0]!r} in {where} has no samples ({len(empty)} of {len(found)} classes are empty); "
+            "add images or remove the folder"
+        )
+
+
+def _split(store: Store, layout: Layout, split: str, classes: list[str], lengths: dict[str, int]) -> Split:
+    members = layout.splits[split]
+    if split == "val":
+        _compare_class_maps(classes, sorted(members, key=canonical), store.url)
+    names, labels = [], []
+    for label, name in enumerate(classes):
+        ordered = sorted(members[name], key=canonical)
+        names += ordered
+        labels += [label] * len(ordered)
+    sizes = np.array([lengths[layout.root + name] for name in names], np.int64)
+    return Split(store, layout.root, tuple(names), np.array(labels, np.int64), sizes)
+
+
+def _compare_class_maps(train: list[str], val: list[str], where: str) -> None:
+    only_train, only_val = sorted(set(train) - set(val)), sorted(set(val) - set(train))
+    if only_train or only_val:
+        first = f"{only_val[0]!r} is only in val" if only_val else f"{only_train[0]!r} is only in train"
+        raise DataError(
+            f"train and val of {where} have different classes: {first} ({len(only_train)} only in train, "
+            f"{len(only_val)} only in val); labels would not match. Make both hold the same {len(train)} classes"
+        )
+
+
+def _limited(dataset: Dataset, config: DataConfig) -> Dataset:
+    """Apply `classes` and `samples_per_class`; labels are renumbered from 0 in order of class name."""
+    if config.classes is None and config.samples_per_class is None:
+        return dataset
+    kept = _kept_classes(dataset.classes, config.classes)
+    renumbered = np.full(len(dataset.classes), -1, np.int64)
+    renumbered[[dataset.classes.index(name) for name in kept]] = np.arange(len(kept))
+
+    def narrow(split: Split, most: int | None) -> Split:
+        labels = renumbered[split.labels]
+        ids = np.flatnonzero(labels >= 0)
+        if most is not None:
+            ids = np.concatenate([ids[labels[ids] == label][:most] for label in range(len(kept))])
+        ids = ids[np.argsort(labels[ids], kind="stable")]
+        return split.take(ids, labels[ids])
+
+    val = narrow(dataset.val, None) if dataset.val else None
+    return Dataset(dataset.url, tuple(kept), narrow(dataset.train, config.samples_per_class), val, dataset.notes)
+
+
+def _kept_classes(known: tuple[str, ...], wanted: int | list[str] | None) -> list[str]:
+    if isinstance(wanted, list):
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            raise DataError(f"data.classes names {unknown[0]!r}, which is not among the {len(known)} classes")
+        return sorted(wanted, key=canonical)
+    if wanted is not None and wanted > len(known):
+        raise DataError(f"data.classes is {wanted} but the dataset has {len(known)}; set it to at most {len(known)}")
+    return list(known[:wanted])
+
+
+def _held_out(dataset: Dataset, share: float) -> Dataset:
+    """Hold out the same samples every time, chosen by their position in the class-sorted order."""
+    ids = np.arange(len(dataset.train))
+    chosen = uniforms(0, 0, ids, 0xFF, 1)[:, 0] < share
+    if chosen.all() or not chosen.any():
+        return dataset
+    note = f"no val split in {dataset.url}: held out {int(chosen.sum())} of {len(ids)} samples for validation"
+    train, val = dataset.train.take(ids[~chosen]), dataset.train.take(ids[chosen])
+    return Dataset(dataset.url, dataset.classes, train, val, (*dataset.notes, note))

@@ -1,0 +1,40 @@
+"""From the bytes of a file to RGB pixels, by one rule for every kind of image."""
+
+import io
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+MAX_PIXELS = 2**26  # larger headers are refused before anything is allocated (decompression bombs)
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+
+class Undecodable(Exception):
+    """Why a sample goes to quarantine."""
+
+
+def decode_image(data: bytes | memoryview) -> Image.Image:
+    """RGB, upright. The type is read from the content; alpha is dropped; 16 bits keep their upper 8."""
+    if len(data) == 0:
+        raise Undecodable("empty file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:
+                raise Undecodable(f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}")
+            return _to_rgb(ImageOps.exif_transpose(image))
+    except Undecodable:
+        raise
+    except UnidentifiedImageError:
+        raise Undecodable(f"not an image: starts with {bytes(data[:8])!r}") from None
+    except Exception as error:  # Pillow raises many kinds for broken files; each is a reason, never a crash
+        raise Undecodable(f"broken image: {type(error).__name__}: {error}".replace("\n", " ")[:200]) from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I;16", "I;16B", "I;16L", "I;16N", "I"):
+        upper = np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8)
+        return Image.fromarray(upper).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -1,0 +1,138 @@
+"""The local batch source: keeps a pool busy a fixed number of batches ahead and hands them over in order."""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+
+from flatout.config.schema import DataConfig
+from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
+from flatout.data.decode import decode_image
+from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
+from flatout.data.prepare import Recipe
+from flatout.data.process_pool import ProcessPool
+from flatout.errors import StorageError, TooManyQuarantined
+
+
+class Loader:
+    """A BatchSource over a pool. With `look_ahead`, the end of an epoch already prepares the start of the next."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        pool: Pool,
+        prefetch: int,
+        deadline_seconds: float,
+        max_quarantine_share: float,
+        look_ahead: bool = True,
+    ) -> None:
+        self.recipe = recipe
+        self.samples = len(recipe.split)
+        self.batches_per_epoch = recipe.batches_per_epoch
+        self.quarantine: dict[int, Failure] = {}
+        self.stages = StageSeconds()
+        self._pool = pool
+        self._prefetch = prefetch
+        self._deadline_seconds = deadline_seconds
+        self._max_quarantine_share = max_quarantine_share
+        self._look_ahead = look_ahead
+        self._pending: deque[Key] = deque()
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch from index `start` on, each exactly once and in order."""
+        if start >= self.batches_per_epoch:
+            return
+        if self._pending and self._pending[0] != (epoch, start):
+            self._pool.forget()
+            self._pending.clear()
+        self._submit_ahead((epoch, start))
+        for index in range(start, self.batches_per_epoch):
+            prepared = self._pool.wait((epoch, index), self._deadline_seconds)
+            self._pending.popleft()
+            self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
+            yield self._checked(prepared)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit_ahead(self, first: Key) -> None:
+        key = _successor(self._pending[-1], self.batches_per_epoch) if self._pending else first
+        while len(self._pending) < self._prefetch and (key[0] == first[0] or self._look_ahead):
+            self._pool.submit(key)
+            self._pending.append(key)
+            key = _successor(key, self.batches_per_epoch)
+
+    def _checked(self, prepared: Prepared) -> Batch:
+        self.stages.add(prepared.stages)
+        self.quarantine.update((failure.sample_id, failure) for failure in prepared.failures)
+        if len(self.quarantine) > self._max_quarantine_share * self.samples:
+            last = next(reversed(self.quarantine.values()))
+            raise TooManyQuarantined(
+                f"{len(self.quarantine)} of {self.samples} samples cannot be used, more than "
+                f"data.max_quarantine_share = {self._max_quarantine_share:g} allows; the last is {last.name!r}: "
+                f"{last.reason}"
+            )
+        return as_batch(prepared)
+
+
+def _successor(key: Key, batches_per_epoch: int) -> Key:
+    epoch, index = key
+    return (epoch, index + 1) if index + 1 < batches_per_epoch else (epoch + 1, 0)
+
+
+def as_batch(prepared: Prepared) -> Batch:
+    """Tensors on the same memory."""
+    return Batch(
+        prepared.epoch,
+        prepared.index,
+        torch.from_numpy(prepared.images),
+        torch.from_numpy(prepared.labels),
+        torch.from_numpy(prepared.sample_ids),
+        prepared.mix,
+        prepared.failures,
+        prepared.stages,
+    )
+
+
+def open_loader(recipe: Recipe, config: DataConfig, workers: int, look_ahead: bool = True) -> Loader:
+    """A loader with the kind and number of workers the configuration asks for."""
+    recipe = _with_raw_shape(recipe)
+    pool: Pool
+    if workers == 0:
+        pool = InlinePool(recipe)
+    elif config.worker_kind == "thread":
+        pool = ThreadPool(recipe, workers)
+    else:
+        pool = ProcessPool(recipe, workers)
+    prefetch = 1 if workers == 0 else 2 * workers if config.prefetch == "auto" else config.prefetch
+    return Loader(recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead)
+
+
+def choose_workers(wanted: int | str, device_kind: str) -> int:
+    """`auto`: one beside a CPU that trains, else every core but one, at most 16."""
+    if isinstance(wanted, int):
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if device_kind == "cpu" else max(1, min(cores - 1, 16))
+
+
+def _with_raw_shape(recipe: Recipe) -> Recipe:
+    """A raw view takes the size of its images from the first sample."""
+    if recipe.view.crop != "raw":
+        return recipe
+    from dataclasses import replace
+
+    import numpy as np
+
+    (answer,) = recipe.split.read(np.zeros(1, np.int64))
+    if isinstance(answer, StorageError):
+        raise answer
+    image = decode_image(answer)
+    return replace(recipe, raw_shape=(image.height, image.width))

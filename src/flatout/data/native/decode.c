@@ -1,0 +1,173 @@
+/* libjpeg-turbo, asked only for the rows and columns of a box. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <jerror.h>
+
+#include "huffman.h"
+
+#ifndef LIBJPEG_TURBO_VERSION
+#error "libjpeg-turbo is needed: jpeg_skip_scanlines() and jpeg_crop_scanline() are its own"
+#endif
+
+#define CHUNK_ROWS 16
+#define MIN_CROP_WIDTH 64 /* libjpeg changes its upsampler for very narrow crops */
+#define MAX_SCANS 200     /* a progressive file can name any number of scans of the whole picture */
+
+struct decoder {
+    struct jpeg_decompress_struct cinfo;
+    struct jpeg_error_mgr errors;
+    struct jpeg_source_mgr source;
+    struct jpeg_progress_mgr progress;
+    jmp_buf bail_out;
+    huffman_decoder huffman;
+    buffer rows;
+};
+
+/* Errors and warnings alike: a file that libjpeg has doubts about is Pillow's to judge. */
+static void bail_out(j_common_ptr cinfo) {
+    huffman_decoder *h = cinfo->client_data;
+    longjmp(*h->bail_out, 1);
+}
+
+static void on_message(j_common_ptr cinfo, int level) {
+    if (level < 0) bail_out(cinfo);
+}
+
+static void on_progress(j_common_ptr cinfo) {
+    if (((j_decompress_ptr)cinfo)->input_scan_number > MAX_SCANS) bail_out(cinfo);
+}
+
+static void silent(j_common_ptr cinfo) { (void)cinfo; }
+static void nothing(j_decompress_ptr cinfo) { (void)cinfo; }
+
+static boolean no_more_input(j_decompress_ptr cinfo) {
+    bail_out((j_common_ptr)cinfo);
+    return FALSE;
+}
+
+static void skip_input(j_decompress_ptr cinfo, long bytes) {
+    if (bytes <= 0) return;
+    if ((size_t)bytes > cinfo->src->bytes_in_buffer) bail_out((j_common_ptr)cinfo);
+    cinfo->src->next_input_byte += bytes;
+    cinfo->src->bytes_in_buffer -= (size_t)bytes;
+}
+
+decoder *decoder_new(void) {
+    decoder *volatile d = calloc(1, sizeof *d); /* survives the longjmp */
+    if (!d) return NULL;
+    d->cinfo.err = jpeg_std_error(&d->errors);
+    d->errors.error_exit = bail_out;
+    d->errors.emit_message = on_message;
+    d->errors.output_message = silent;
+    d->cinfo.client_data = &d->huffman; /* jpeg_create_decompress() keeps err and client_data */
+    d->huffman.bail_out = &d->bail_out;
+    if (setjmp(d->bail_out)) { /* no memory, or a libjpeg other than the header's */
+        free(d);
+        return NULL;
+    }
+    jpeg_create_decompress(&d->cinfo);
+    d->source = (struct jpeg_source_mgr){.init_source = nothing,
+                                         .fill_input_buffer = no_more_input,
+                                         .skip_input_data = skip_input,
+                                         .resync_to_restart = jpeg_resync_to_restart,
+                                         .term_source = nothing};
+    d->progress.progress_monitor = on_progress;
+    d->cinfo.src = &d->source;
+    d->cinfo.progress = &d->progress;
+    return d;
+}
+
+void decoder_free(decoder *d) {
+    if (!d) return;
+    jpeg_destroy_decompress(&d->cinfo);
+    huffman_free(&d->huffman);
+    buffer_free(&d->rows);
+    free(d);
+}
+
+static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header) {
+    j_decompress_ptr cinfo = &d->cinfo;
+    d->source.next_input_byte = data;
+    d->source.bytes_in_buffer = size;
+    jpeg_read_header(cinfo, TRUE);
+    bool expected = (int)cinfo->image_width == header->width && (int)cinfo->image_height == header->height &&
+                    cinfo->num_components == header->components;
+    if (!expected || (cinfo->jpeg_color_space != JCS_GRAYSCALE && cinfo->jpeg_color_space != JCS_YCbCr &&
+                      cinfo->jpeg_color_space != JCS_RGB))
+        return false;
+    cinfo->out_color_space = JCS_RGB;
+    cinfo->dct_method = JDCT_ISLOW;
+    cinfo->do_fancy_upsampling = TRUE;
+    jpeg_start_decompress(cinfo);
+    return true;
+}
+
+/* False when libjpeg would smooth over coefficients that no scan has refined: its versions differ in how. */
+static bool coefficients_complete(j_decompress_ptr cinfo) {
+    for (int c = 0; cinfo->progressive_mode && c < cinfo->num_components; c++)
+        for (int i = 0; i < DCTSIZE2; i++)
+            if (cinfo->coef_bits[c][i] != 0) return false;
+    return true;
+}
+
+/* Restricts decoding to the box's columns and returns the column at which rows now begin. Fancy upsampling treats
+ * the first and last column specially, hence one chroma sample of margin on either side. */
+static int crop_columns(decoder *d, box wanted) {
+    j_decompress_ptr cinfo = &d->cinfo;
+    int width = (int)cinfo->output_width, margin = cinfo->max_h_samp_factor;
+    int first = wanted.x - margin, last = wanted.x + wanted.w + margin;
+    if (last - first < MIN_CROP_WIDTH) last = first + MIN_CROP_WIDTH;
+    if (last > width) last = width;
+    if (last - first < MIN_CROP_WIDTH) first = last - MIN_CROP_WIDTH;
+    if (first < 0) first = 0;
+    JDIMENSION x = (JDIMENSION)first, w = (JDIMENSION)(last - first);
+    jpeg_crop_scanline(cinfo, &x, &w); /* moves x down to an MCU */
+    unsigned mcu_width = (unsigned)(DCTSIZE * (cinfo->num_components == 1 ? 1 : cinfo->max_h_samp_factor));
+    huffman_attach(&d->huffman, cinfo, x / mcu_width, (x + w - 1) / mcu_width);
+    return (int)x;
+}
+
+static void read_rows(decoder *d, JSAMPROW *rows, unsigned count) {
+    for (unsigned done = 0; done < count;) {
+        unsigned got = jpeg_read_scanlines(&d->cinfo, rows + done, count - done);
+        if (got == 0) bail_out((j_common_ptr)&d->cinfo);
+        done += got;
+    }
+}
+
+/* In chunks that stay in the first-level cache between decoding and resizing. */
+static void stream_rows(decoder *d, box wanted, size_t stride, int offset, resizer *r, slice_times *times) {
+    JSAMPROW rows[CHUNK_ROWS];
+    for (int i = 0; i < CHUNK_ROWS; i++) rows[i] = d->rows.bytes + (size_t)i * stride + 1;
+    for (int done = 0; done < wanted.h; done += CHUNK_ROWS) {
+        int count = wanted.h - done < CHUNK_ROWS ? wanted.h - done : CHUNK_ROWS;
+        read_rows(d, rows, (unsigned)count);
+        double decoded = now_seconds();
+        for (int i = 0; i < count; i++) resize_push(r, rows[i] + 3 * (size_t)offset);
+        times->augment_seconds += now_seconds() - decoded;
+    }
+}
+
+/* decode_seconds grows by the whole call, less what resizing took; false: not for us. */
+static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, box wanted,
+                           resizer *r, slice_times *times) {
+    j_decompress_ptr cinfo = &d->cinfo;
+    if (setjmp(d->bail_out)) return false;
+    if (!begin(d, data, size, header) || !coefficients_complete(cinfo)) return false;
+    int first = jpeg_has_multiple_scans(cinfo) ? 0 : crop_columns(d, wanted);
+    size_t stride = (3 * (size_t)cinfo->output_width + ROW_PADDING + 63) / 64 * 64;
+    if (!buffer_reserve(&d->rows, CHUNK_ROWS * stride + 1)) return false;
+    if (wanted.y > 0) jpeg_skip_scanlines(cinfo, (JDIMENSION)wanted.y);
+    stream_rows(d, wanted, stride, wanted.x - first, r, times);
+    return true;
+}
+
+bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, box wanted, resizer *r,
+                slice_times *times) {
+    double started = now_seconds(), augment_before = times->augment_seconds;
+    bool done = decode_guarded(d, data, size, header, wanted, r, times);
+    jpeg_abort_decompress(&d->cinfo);
+    times->decode_seconds += now_seconds() - started - (times->augment_seconds - augment_before);
+    return done;
+}

@@ -1,0 +1,191 @@
+/* One slice of a batch, sample by sample, with nothing shared between calls. */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "native.h"
+
+enum { KIND, FRACTION, OFFSET_X, OFFSET_Y, SHIFT_X, SHIFT_Y, WIDTHS, HEIGHTS = WIDTHS + 10, FLIP = HEIGHTS + 10 };
+
+bool buffer_reserve(buffer *b, size_t bytes) {
+    if (bytes <= b->capacity) return true;
+    size_t capacity = bytes + bytes / 4; /* sizes vary from image to image; do not creep up on the largest */
+    free(b->bytes);
+    b->bytes = malloc(capacity);
+    b->capacity = b->bytes ? capacity : 0;
+    return b->bytes != NULL;
+}
+
+void buffer_free(buffer *b) {
+    free(b->bytes);
+    *b = (buffer){0};
+}
+
+double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool within(double value, double low, double high) { return value >= low && value <= high; } /* NaN: no */
+
+const char *geometry_fault(const double *row) {
+    if (row[KIND] != 0 && row[KIND] != 1) return "kind must be 0 or 1";
+    if (row[FLIP] != 0 && row[FLIP] != 1) return "flip must be 0 or 1";
+    if (!within(row[SHIFT_X], -1e6, 1e6) || !within(row[SHIFT_Y], -1e6, 1e6) ||
+        row[SHIFT_X] != floor(row[SHIFT_X]) || row[SHIFT_Y] != floor(row[SHIFT_Y]))
+        return "shifts must be whole numbers within 1e6";
+    if (row[KIND] == 0) return within(row[FRACTION], 0, 1) ? NULL : "fraction must be between 0 and 1";
+    if (!within(row[OFFSET_X], 0, 1) || !within(row[OFFSET_Y], 0, 1)) return "offsets must be between 0 and 1";
+    for (int i = WIDTHS; i < FLIP; i++)
+        if (!within(row[i], 0, 1e6)) return "relative widths and heights must be between 0 and 1e6";
+    return NULL;
+}
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+static box centre_box(int width, int height, int w, int h) {
+    return (box){(width - w) / 2, (height - h) / 2, w, h};
+}
+
+box choose_box(const double *row, int width, int height) {
+    if (row[KIND] == 0) {
+        int side = (int)rint(least(width, height) * row[FRACTION]);
+        if (side < 1) side = 1;
+        return centre_box(width, height, side, side);
+    }
+    double root = sqrt((double)width * height);
+    for (int k = 0; k < 10; k++) {
+        double w = rint(row[WIDTHS + k] * root), h = rint(row[HEIGHTS + k] * root);
+        if (!(w > 0 && w <= width && h > 0 && h <= height)) continue;
+        int x = (int)floor(row[OFFSET_X] * (width - w + 1)), y = (int)floor(row[OFFSET_Y] * (height - h + 1));
+        return (box){least(x, width - (int)w), least(y, height - (int)h), (int)w, (int)h};
+    }
+    double ratio = (double)width / height;
+    int w = width, h = height;
+    if (ratio < 3.0 / 4.0)
+        h = least(height, (int)rint(width / 0.75));
+    else if (ratio > 4.0 / 3.0)
+        w = least(width, (int)rint(height * (4.0 / 3.0)));
+    return centre_box(width, height, w, h);
+}
+
+typedef struct {
+    const slice *s;
+    slice_times *times;
+    decoder *jpeg;
+    resizer resize;
+    buffer file, planes, last_row;
+} worker;
+
+/* 0 and the whole file in w->file, or a status. Pipes and devices are not opened for reading: they could block. */
+static int read_descriptor(worker *w, int fd, size_t *bytes) {
+    struct stat about;
+    if (fstat(fd, &about) != 0) return -errno;
+    if (S_ISDIR(about.st_mode)) return -EISDIR;
+    if (!S_ISREG(about.st_mode)) return STATUS_NOT_FOR_ME;
+    size_t expected = (size_t)about.st_size;
+    if (!buffer_reserve(&w->file, expected + 1)) return STATUS_NOT_FOR_ME;
+    for (*bytes = 0; *bytes < expected;) {
+        ssize_t got = read(fd, w->file.bytes + *bytes, expected - *bytes);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -errno;
+        if (got == 0) break;
+        *bytes += (size_t)got;
+    }
+    return STATUS_DONE;
+}
+
+static int read_file(worker *w, const char *path, size_t *bytes) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return -errno;
+    int status = read_descriptor(w, fd, bytes);
+    close(fd);
+    return status;
+}
+
+/* Rows at the very end are pushed from a copy: the resizer reads a few bytes past a row's end. */
+static bool push_raw(worker *w, const uint8_t *pixels, size_t bytes, size_t width, box b) {
+    size_t row_bytes = 3 * (size_t)b.w, at = 3 * ((size_t)b.y * width + (size_t)b.x);
+    if (!buffer_reserve(&w->last_row, row_bytes + ROW_PADDING)) return false;
+    for (int y = 0; y < b.h; y++, at += 3 * width) {
+        const uint8_t *row = pixels + at;
+        if (bytes - at < row_bytes + ROW_PADDING) row = memcpy(w->last_row.bytes, row, row_bytes);
+        resize_push(&w->resize, row);
+    }
+    return true;
+}
+
+static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32_t *shape, const double *row,
+                     const canvas *c) {
+    int height = shape[0], width = shape[1];
+    if (height <= 0 || width <= 0 || bytes / 3 / (size_t)height != (size_t)width ||
+        bytes != 3 * (size_t)height * (size_t)width)
+        return false;
+    double started = now_seconds();
+    box b = choose_box(row, width, height);
+    bool done = resize_begin(&w->resize, b.w, b.h, c) && push_raw(w, pixels, bytes, (size_t)width, b);
+    w->times->augment_seconds += now_seconds() - started;
+    return done;
+}
+
+static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, const double *row, const canvas *c) {
+    jpeg_header header;
+    if (!jpeg_is_ours(data, bytes, &header)) return false;
+    box b = choose_box(row, header.width, header.height);
+    return resize_begin(&w->resize, b.w, b.h, c) && decode_box(w->jpeg, data, bytes, &header, b, &w->resize, w->times);
+}
+
+static void finish_planes(worker *w, size_t index, const canvas *c) {
+    double started = now_seconds();
+    canvas_fill_rows(c);
+    const slice *s = w->s;
+    size_t plane = (size_t)s->size * (size_t)s->size;
+    for (size_t p = 0; s->out_float && p < 3; p++)
+        normalize_plane(c->planes + p * plane, s->out_float + (3 * index + p) * plane, plane, s->scale[p], s->bias[p]);
+    w->times->augment_seconds += now_seconds() - started;
+}
+
+/* Beyond the size, the picture is as gone as at the size. */
+static int whole_shift(double shift, int size) { return (int)fmax(-size, fmin(size, shift)); }
+
+static int load_sample(worker *w, size_t index) {
+    const slice *s = w->s;
+    const double *row = s->geometry + index * GEOMETRY_COLUMNS;
+    const uint8_t *data = s->sources[index].data;
+    size_t bytes = s->sources[index].bytes;
+    if (s->sources[index].path) {
+        double started = now_seconds();
+        int status = read_file(w, s->sources[index].path, &bytes);
+        w->times->fetch_seconds += now_seconds() - started;
+        if (status != STATUS_DONE) return status;
+        w->times->bytes_read += bytes;
+        data = w->file.bytes;
+    }
+    canvas c = {.planes = s->out ? s->out + index * 3 * (size_t)s->size * (size_t)s->size : w->planes.bytes,
+                .size = s->size, .dx = whole_shift(row[SHIFT_X], s->size), .dy = whole_shift(row[SHIFT_Y], s->size),
+                .flip = row[FLIP] != 0, .fill = s->fill};
+    const int32_t *shape = s->raw_shapes ? s->raw_shapes + 2 * index : NULL;
+    bool is_raw = shape && (shape[0] || shape[1]);
+    if (!(is_raw ? load_raw(w, data, bytes, shape, row, &c) : load_jpeg(w, data, bytes, row, &c)))
+        return STATUS_NOT_FOR_ME;
+    finish_planes(w, index, &c);
+    return STATUS_DONE;
+}
+
+bool load_slice(const slice *s, slice_times *times) {
+    worker w = {.s = s, .times = times, .jpeg = decoder_new()};
+    bool ready = w.jpeg && (s->out || buffer_reserve(&w.planes, 3 * (size_t)s->size * (size_t)s->size));
+    for (size_t i = 0; ready && i < s->count; i++)
+        if (s->sources[i].path || s->sources[i].data) s->status[i] = load_sample(&w, i);
+    decoder_free(w.jpeg);
+    resize_free(&w.resize);
+    buffer *all[] = {&w.file, &w.planes, &w.last_row};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) buffer_free(all[i]);
+    return ready;
+}

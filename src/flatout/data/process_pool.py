@@ -1,0 +1,232 @@
+"""Worker processes that prepare batches into shared memory, and are replaced when they die.
+
+Workers are started as `python -m flatout.data.process_pool FD`, not by fork or by multiprocessing: no threads or
+sockets are inherited, and a user's script needs no `if __name__ == "__main__"`. Each has one end of a socket pair;
+its death is the end of that connection. Images travel through a mapped file in /dev/shm that is allocated before
+use, because touching an unallocated page of a full tmpfs is a SIGBUS.
+"""
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.batch import Prepared
+from flatout.data.pools import Buffers, Key
+from flatout.data.prepare import Recipe, prepare
+from flatout.errors import FlatoutError, NoSpace, WorkerFailed
+from flatout.units import format_bytes
+
+MAX_DEATHS = 3  # of workers on the same sample or batch
+_HEADER_BYTES = 4096  # holds the id of the sample being decoded
+_SLOTS = 2  # finished batches a worker may hold while the trainer is busy with a step
+
+
+class _Worker:
+    """One process, its connection and its mapped buffer."""
+
+    def __init__(self, recipe: Recipe, buffer_bytes: int) -> None:
+        self.tasks: deque[tuple[Key, int]] = deque()
+        self.received = 0
+        fd, path = tempfile.mkstemp(prefix="flatout-", dir=_shared_folder())
+        try:
+            _allocate(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
+            self.memory = mmap.mmap(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
+            ours, theirs = socket.socketpair()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flatout.data.process_pool", str(theirs.fileno()), str(fd)],
+                pass_fds=(theirs.fileno(), fd),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the trainer, which then closes its workers
+            )
+            theirs.close()
+        finally:
+            os.close(fd)
+            os.unlink(path)  # the mapping keeps it alive; nothing is left behind after a kill -9
+        self.connection = Connection(ours.detach())
+        self.connection.send(recipe)
+
+    def current_sample(self) -> int:
+        return int(np.frombuffer(self.memory, np.int64, 1)[0])
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+        with suppress(BufferError):
+            self.memory.close()
+
+
+class ProcessPool:
+    """Hands batches to the least busy worker, a few at a time, and again to another when a worker dies."""
+
+    def __init__(self, recipe: Recipe, workers: int) -> None:
+        self._recipe = recipe
+        self._buffer_bytes = max(int(np.prod(recipe.shape(epoch))) for epoch in _size_changes(recipe))
+        self._buffers = Buffers()
+        self._waiting: deque[tuple[Key, int]] = deque()
+        self._done: dict[Key, Prepared | FlatoutError] = {}
+        self._deaths: dict[Key | int, int] = {}
+        self._round = 0
+        self._workers = [_Worker(recipe, self._buffer_bytes) for _ in range(workers)]
+        self.deaths = 0
+
+    def submit(self, key: Key) -> None:
+        self._waiting.append((key, self._round))
+        self._dispatch()
+
+    def wait(self, key: Key, deadline_seconds: float) -> Prepared:
+        deadline = time.monotonic() + deadline_seconds
+        while key not in self._done:
+            left = deadline - time.monotonic()
+            ready = wait([worker.connection for worker in self._workers], max(0.0, left))
+            if not ready and left <= 0:
+                raise WorkerFailed(
+                    f"batch {key[1]} of epoch {key[0]} was not ready after {deadline_seconds:g} s; "
+                    "is the store reachable? raise data.batch_deadline_seconds if it is only slow"
+                )
+            for worker in [worker for worker in self._workers if worker.connection in ready]:
+                self._receive(worker)
+            self._dispatch()
+        outcome = self._done.pop(key)
+        if isinstance(outcome, FlatoutError):
+            raise outcome
+        return outcome
+
+    def forget(self) -> None:
+        self._round += 1
+        self._waiting.clear()
+        self._done.clear()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._workers = []
+
+    def _dispatch(self) -> None:
+        while self._waiting:
+            worker = min(self._workers, key=lambda each: len(each.tasks))
+            if len(worker.tasks) > _SLOTS:
+                return
+            task = self._waiting.popleft()
+            worker.tasks.append(task)
+            with suppress(OSError):  # a dead worker is noticed, and its tasks given away, in _receive
+                worker.connection.send(task[0])
+
+    def _receive(self, worker: _Worker) -> None:
+        try:
+            message = worker.connection.recv()
+        except (EOFError, OSError):
+            self._replace(worker)
+            return
+        key, number = worker.tasks.popleft()
+        if isinstance(message, Prepared):  # copied out, so that the worker can go on in the same slot
+            images = self._buffers.take((self._recipe.batch_size, *message.images.shape[1:]))[: len(message.labels)]
+            offset = _HEADER_BYTES + worker.received % _SLOTS * self._buffer_bytes
+            images.reshape(-1)[:] = np.frombuffer(worker.memory, np.uint8, images.size, offset)
+            message.images = images
+        worker.received += 1
+        with suppress(OSError):
+            worker.connection.send("go")
+        if number == self._round:
+            self._done[key] = message
+
+    def _replace(self, worker: _Worker) -> None:
+        """Start another worker and give it the dead one's batches; a sample that kills three is banned."""
+        self.deaths += 1
+        sample, status = worker.current_sample(), worker.process.wait()
+        blamed: Key | int = sample if sample >= 0 else worker.tasks[0][0] if worker.tasks else -1
+        self._deaths[blamed] = self._deaths.get(blamed, 0) + 1
+        if self._deaths[blamed] >= MAX_DEATHS:
+            if not isinstance(blamed, int) or blamed < 0:
+                raise WorkerFailed(
+                    f"{MAX_DEATHS} loader workers in a row died (exit status {status}) before decoding; "
+                    "is the machine out of memory? try fewer data.workers"
+                )
+            self._recipe = replace(self._recipe, banned=(*self._recipe.banned, blamed))
+        self._waiting.extendleft(reversed([task for task in worker.tasks if task[1] == self._round]))
+        self._workers.remove(worker)
+        worker.stop()
+        self._workers.append(_Worker(self._recipe, self._buffer_bytes))
+
+
+def _size_changes(recipe: Recipe) -> list[int]:
+    return [0, *(first for first, _ in recipe.view.sizes)]
+
+
+def _shared_folder() -> str | None:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 (mkstemp makes a private file there)
+
+
+def _allocate(fd: int, count: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, count)
+    except OSError as error:
+        raise NoSpace(
+            f"no room for a loader buffer of {format_bytes(count)} in {_shared_folder() or 'the temporary folder'}: "
+            f"{error.strerror}; use fewer data.workers, a smaller data.batch_size, or data.worker_kind=thread"
+        ) from None
+
+
+def _serve(connection: Connection, memory: mmap.mmap) -> None:
+    """The life of a worker: a recipe, then keys. A slot is written again only after the trainer said go for it."""
+    recipe: Recipe = connection.recv()
+    slot_bytes = (len(memory) - _HEADER_BYTES) // _SLOTS
+    current = np.frombuffer(memory, np.int64, 1)
+    current[0] = -1
+    keys: deque[Key] = deque()
+    sent = free = _SLOTS
+
+    def watch(sample_id: int) -> None:
+        current[0] = sample_id
+
+    while True:
+        while not keys or not free:
+            if (message := connection.recv()) == "go":
+                free += 1
+            else:
+                keys.append(message)
+        key = keys.popleft()
+        shape, offset = recipe.shape(key[0]), _HEADER_BYTES + sent % _SLOTS * slot_bytes
+        images = np.frombuffer(memory, np.uint8, int(np.prod(shape)), offset).reshape(shape)
+        connection.send(_answer(recipe, key, images, watch))
+        sent, free = sent + 1, free - 1
+
+
+def _answer(
+    recipe: Recipe, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None]
+) -> Prepared | FlatoutError:
+    try:
+        prepared = prepare(recipe, *key, images, watch)
+        prepared.images = images[:0]  # the pixels stay in the mapped buffer
+        return prepared
+    except FlatoutError as error:
+        return error
+    except Exception:
+        return WorkerFailed(f"a loader worker failed; this is a bug: {traceback.format_exc(limit=-3)}")
+
+
+def main() -> None:
+    connection = Connection(int(sys.argv[1]))
+    fd = int(sys.argv[2])
+    memory = mmap.mmap(fd, os.fstat(fd).st_size)
+    os.close(fd)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(connection, memory)
+
+
+if __name__ == "__main__":
+    main()

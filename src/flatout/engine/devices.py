@@ -1,0 +1,50 @@
+"""Where the model computes: a CPU, a GPU, or an emulated accelerator on the CPU."""
+
+import os
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from flatout.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Device:
+    kind: str  # cpu | cuda | mps | emulated
+    torch: torch.device
+    name: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether reading a value makes the host wait for work that was only queued."""
+        return self.kind in ("cuda", "mps")
+
+    def memory_peak_bytes(self) -> int | None:
+        """Most memory the tensors took, or None where the device does not say."""
+        return torch.cuda.max_memory_allocated(self.torch) if self.kind == "cuda" else None
+
+
+def choose_device(wanted: str) -> Device:
+    """`auto` takes cuda, then mps, then cpu; a device that is asked for by name must be there."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kind = next(name for name, there in present.items() if there) if wanted == "auto" else wanted
+    if kind == "emulated":
+        return Device("emulated", torch.device("cpu"), f"emulated accelerator on {cpu_name()}")
+    if not present[kind]:
+        raise ConfigError(f"device is {kind} but torch {torch.__version__} sees none here; use device: auto or cpu")
+    name = torch.cuda.get_device_name() if kind == "cuda" else "Apple GPU" if kind == "mps" else cpu_name()
+    return Device(kind, torch.device(kind), name)
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: affinity, not what the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

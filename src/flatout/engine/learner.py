@@ -1,0 +1,114 @@
+"""What is trained: model, optimizer, averaged weights, precision; and all of it as named tensors."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flatout.config.schema import Config
+from flatout.engine.devices import Device
+from flatout.engine.ema import Ema
+from flatout.engine.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from flatout.engine.precision import Precision, build_precision
+from flatout.errors import ConfigError
+from flatout.tasks.protocol import Task
+
+
+@dataclass
+class Learner:
+    model: nn.Module
+    compute: nn.Module  # the model, or its compiled form
+    optimizer: Optimizer
+    precision: Precision
+    ema: Ema | None
+    device: Device
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next."""
+        state = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        state |= {f"optimizer/{name}": value for name, value in optimizer_tensors(self.model, self.optimizer).items()}
+        if self.ema is not None:
+            state |= {f"ema/{name}": value for name, value in self.ema.tensors().items()}
+        state["rng/cpu"] = torch.get_rng_state()
+        if self.device.kind == "cuda":
+            state["rng/cuda"] = torch.cuda.get_rng_state(self.device.torch)
+        return state
+
+    def load(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Take over a checkpoint's tensors; returns notes on what was not there and starts anew."""
+        notes = []
+        load_weights(self.model, tensors)
+        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
+        if self.ema is not None:
+            if averages := _under("ema/", tensors):
+                self.ema.load(averages)
+            else:
+                self.ema = Ema.start(self.model, self.ema.decay)
+                notes.append("the checkpoint has no averaged weights: the average starts from its weights")
+        torch.set_rng_state(tensors["rng/cpu"])
+        if self.device.kind == "cuda" and "rng/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng/cuda"], self.device.torch)
+        return notes
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode with the averaged weights, where there are any."""
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                if self.ema is None:
+                    yield
+                else:
+                    with self.ema.applied(self.model):
+                        yield
+        finally:
+            self.model.train()
+
+
+def build_learner(task: Task, config: Config, device: Device) -> Learner:
+    """Seeded: the same configuration gives the same first weights."""
+    train = config.train
+    torch.manual_seed(train.seed)
+    model = task.build_model().to(device.torch)
+    if train.channels_last and device.kind != "emulated":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = build_optimizer(model, train.optimizer, train.lr, train.momentum, train.weight_decay)
+    ema = Ema.start(model, train.ema) if train.ema is not None else None
+    compute = cast(nn.Module, torch.compile(model)) if train.compile else model
+    return Learner(model, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Weights only, from a checkpoint of ours (model/...) or a plain state dict; nothing changes if one is wrong."""
+    given = _under("model/", tensors) or dict(tensors)
+    own = model.state_dict()
+    wrong = sorted(name for name in own.keys() | given.keys() if _shape(own, name) != _shape(given, name))
+    if wrong:
+        raise ConfigError(
+            f"{len(wrong)} of {len(own)} tensors do not fit the model, first {wrong[0]!r}: the file has "
+            f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; use the model.* the file was made with"
+        )
+    model.load_state_dict(given)
+
+
+def state_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Digest of names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\0".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(tensors[name].shape) if name in tensors else None

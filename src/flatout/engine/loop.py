@@ -1,0 +1,247 @@
+"""The training loop, to be read top to bottom. Every second of it has an owner (`span`)."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from flatout.config.schema import Config
+from flatout.data.batch import Batch, BatchSource
+from flatout.engine.learner import Learner
+from flatout.engine.schedules import learning_rate
+from flatout.errors import NotFinite, RunFailed
+from flatout.sampling import ids_digest
+from flatout.tasks.protocol import Sums, Task
+from flatout.timeline import Recorder
+
+
+@dataclass
+class Progress:
+    """Where training is: all that a checkpoint needs besides tensors."""
+
+    epoch: int = 0
+    batch_index: int = 0
+    step: int = 0
+    samples_seen: int = 0
+    loss_sum: float = 0.0  # of this epoch, weighted by samples
+    loss_samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    best: float | None = None
+    best_epoch: int | None = None
+    validations_since_best: int = 0
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    step: int
+    epoch: int
+    batch_index: int
+    samples: int
+    samples_digest: str
+    loss: float | None
+    learning_rate: float
+    step_seconds: float
+    data_wait_seconds: float
+    time_unix: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    epoch: int
+    step: int
+    samples: int
+    train_loss: float | None
+    metrics: dict[str, float]
+    learning_rate: float
+    time_unix: float
+
+
+Record = StepRecord | EpochRecord
+
+
+@dataclass
+class Job:
+    """Everything one training run works with."""
+
+    config: Config
+    task: Task
+    learner: Learner
+    source: BatchSource
+    val_source: BatchSource | None
+    recorder: Recorder
+    progress: Progress
+    save: Callable[[Progress], None]  # writes a checkpoint
+    stop_reason: Callable[[], str | None]  # asked after every step
+    total_steps: int
+    stopped: str | None = None  # why training ended before its last step
+    gradients_verified: bool = False
+    current: Batch | None = None  # the batch of the step under way, for whoever must say what was in it
+
+    @property
+    def log_every(self) -> int:
+        wanted = self.config.train.log_every
+        return (10 if self.learner.device.waits else 1) if wanted == "auto" else wanted
+
+
+def train(job: Job) -> Iterator[Record]:
+    """Train from `job.progress` to the end, yielding a record of every step and epoch."""
+    config, progress, span = job.config, job.progress, job.recorder.span
+    while progress.step < job.total_steps and job.stopped is None:
+        job.learner.model.train()
+        batches = job.source.epoch(progress.epoch, progress.batch_index)
+        while progress.step < job.total_steps:
+            started = time.perf_counter()
+            with span("data_wait"):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            record = _step(job, batch, started, time.perf_counter() - started)
+            with span("other"):
+                if record is not None:
+                    yield record
+                job.stopped = job.stop_reason()
+            if job.stopped is not None:
+                break
+            if config.checkpoint.every_steps and progress.step % config.checkpoint.every_steps == 0:
+                with span("checkpoint"):
+                    job.save(progress)
+        if job.stopped is None:
+            yield from _end_epoch(job)
+    if job.stopped is not None:
+        with span("checkpoint"):
+            job.save(progress)
+
+
+def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> StepRecord | None:
+    """One optimizer step on one batch; None where every sample of it is in quarantine."""
+    learner, task, progress, span = job.learner, job.task, job.progress, job.recorder.span
+    count = len(batch.sample_ids)
+    if count == 0:
+        progress.batch_index += 1
+        return None
+    job.current, job.recorder.step = batch, progress.step + 1
+    reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
+    with span("copy"):
+        inputs = task.to_device(batch, learner.device.torch)
+    rate = _set_learning_rate(job)
+    total_loss = torch.zeros((), device=learner.device.torch)
+    for part, share in task.parts(inputs, job.config.train.accumulate):
+        with span("forward"), learner.precision.autocast():
+            loss = task.loss(learner.compute, part) * share
+        with span("backward"):
+            learner.precision.backward(loss)
+            total_loss += loss.detach()
+    with span("optimizer"):
+        loss_value = total_loss.item() if reads_loss else None  # waits for the device
+        _verify(job, batch, loss_value)
+        learner.precision.step(
+            learner.optimizer, learner.model.parameters(), job.config.train.clip_norm, check_finite=reads_loss
+        )
+        learner.optimizer.zero_grad(set_to_none=True)
+        if learner.ema is not None:
+            learner.ema.update(learner.model)
+    with span("other"):
+        _advance(progress, count, loss_value)
+        return StepRecord(
+            progress.step, progress.epoch, batch.index, count, ids_digest(batch.sample_ids.numpy()), loss_value, rate,
+            time.perf_counter() - started, data_wait_seconds, time.time(),
+        )  # fmt: skip
+
+
+def _set_learning_rate(job: Job) -> float:
+    train = job.config.train
+    warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
+    rate = learning_rate(
+        train.schedule, job.progress.step, job.total_steps, train.lr, warmup_steps, train.milestones, train.gamma
+    )
+    for group in job.learner.optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def _verify(job: Job, batch: Batch, loss: float | None) -> None:
+    """Before the optimizer commits: a finite loss, and once per attempt a finite gradient for every parameter."""
+    if loss is not None and not math.isfinite(loss):
+        raise NotFinite(
+            f"the loss is {loss} at step {job.progress.step + 1} (epoch {batch.epoch}, batch {batch.index}); "
+            "the weights were not updated. Lower train.lr, set train.clip_norm, or look at bad_batch.json"
+        )
+    if job.gradients_verified:
+        return
+    for name, parameter in job.learner.model.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            raise RunFailed(f"parameter {name} received no gradient in the first step: it would never be trained")
+        if parameter.grad is not None and job.learner.precision.scaler is None and not parameter.grad.isfinite().all():
+            raise NotFinite(
+                f"the gradient of {name} is not finite in the first step; lower train.lr or look at the data"
+            )
+    job.gradients_verified = True
+
+
+def _advance(progress: Progress, count: int, loss: float | None) -> None:
+    progress.step += 1
+    progress.batch_index += 1
+    progress.samples_seen += count
+    if loss is not None:
+        progress.loss_sum += loss * count
+        progress.loss_samples += count
+
+
+def _end_epoch(job: Job) -> Iterator[Record]:
+    """Validate, record, decide whether to go on, save."""
+    config, progress = job.config, job.progress
+    finished = progress.epoch + 1
+    last = progress.step >= job.total_steps
+    train_loss = progress.loss_sum / progress.loss_samples if progress.loss_samples else None
+    metrics: dict[str, float] = {}
+    if job.val_source is not None and (last or finished % config.validate_.every_epochs == 0):
+        with job.recorder.span("validation"):
+            metrics = evaluate(job)
+        _judge(job, {**metrics, **({} if train_loss is None else {"train_loss": train_loss})})
+    record = EpochRecord(
+        progress.epoch, progress.step, progress.loss_samples, train_loss, metrics, _rate(job), time.time()
+    )
+    if progress.batch_index >= job.source.batches_per_epoch:
+        progress.epoch, progress.batch_index = finished, 0
+        progress.loss_sum, progress.loss_samples = 0.0, 0
+    with job.recorder.span("other"):
+        yield record
+    if not last and job.stopped is None:
+        patience = config.stop.patience_epochs
+        if patience is not None and progress.validations_since_best >= patience:
+            job.stopped = f"no better {config.checkpoint.metric} for {patience} validations (stop.patience_epochs)"
+    if last or (job.stopped is None and finished % config.checkpoint.every_epochs == 0):
+        with job.recorder.span("checkpoint"):
+            job.save(progress)
+
+
+def _rate(job: Job) -> float:
+    return float(job.learner.optimizer.param_groups[0]["lr"])
+
+
+def _judge(job: Job, metrics: dict[str, float]) -> None:
+    progress, name = job.progress, job.config.checkpoint.metric
+    progress.metrics = metrics
+    value = metrics.get(name)
+    if value is None:
+        return
+    higher = job.task.better[name] == "higher"
+    if progress.best is None or (value > progress.best if higher else value < progress.best):
+        progress.best, progress.best_epoch, progress.validations_since_best = value, progress.epoch, 0
+    else:
+        progress.validations_since_best += 1
+
+
+def evaluate(job: Job) -> dict[str, float]:
+    """Metrics over the whole validation split, with the averaged weights where there are any."""
+    assert job.val_source is not None
+    sums: Sums = {}
+    with job.learner.evaluating():
+        for batch in job.val_source.epoch(0):
+            inputs = job.task.to_device(batch, job.learner.device.torch)
+            with job.learner.precision.autocast():
+                for name, value in job.task.evaluate(job.learner.compute, inputs).items():
+                    sums[name] = sums.get(name, 0.0) + value
+    return job.task.metrics(sums)

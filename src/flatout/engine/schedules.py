@@ -1,0 +1,99 @@
+"""The learning rate as a pure function of the step: nothing to store, nothing to restore."""
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+
+from flatout.errors import ConfigError
+
+SCHEDULES = ("cosine", "one-cycle", "step", "linear", "constant", "inverse-sqrt")
+
+_MILESTONES = (1 / 3, 2 / 3, 8 / 9)  # epochs 30, 60 and 80 of 90: the classic ImageNet recipe
+_ONE_CYCLE_START = 1 / 25  # of the peak
+_ONE_CYCLE_END = 1 / 250_000
+_ONE_CYCLE_RISE = 0.3  # of the run, where no warm-up is asked for
+
+
+def learning_rate(
+    schedule: str,
+    step: int,
+    total_steps: int,
+    peak: float,
+    warmup_steps: int = 0,
+    milestones: Sequence[float] = _MILESTONES,
+    gamma: float = 0.1,
+) -> float:
+    """The rate for step 0, 1, ... `total_steps` - 1; what ends at zero does so at `total_steps`, so every step counts.
+
+    Warm-up rises in a line through `warmup_steps` nonzero rates and meets the peak at step `warmup_steps`.
+    `milestones` are shares of the whole run, warm-up included, after each of which `step` multiplies by `gamma`.
+    """
+    _check(schedule)
+    if schedule == "one-cycle":
+        return peak * _one_cycle(step, total_steps, warmup_steps or _rise_steps(total_steps))
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    if schedule == "step":
+        return peak * gamma ** sum(step >= share * total_steps for share in milestones)
+    if schedule == "inverse-sqrt":
+        return peak * math.sqrt((warmup_steps + 1) / (step + 1))
+    return peak * _DECAYS[schedule](_progress(step, warmup_steps, total_steps))
+
+
+def describe(
+    schedule: str,
+    total_steps: int,
+    peak: float,
+    warmup_steps: int = 0,
+    milestones: Sequence[float] = _MILESTONES,
+    gamma: float = 0.1,
+) -> str:
+    """One sentence fragment for reports: `cosine from 0.5 to 0 over 790 steps after 79 warm-up steps`."""
+    _check(schedule)
+    if schedule == "one-cycle":
+        rise = min(warmup_steps or _rise_steps(total_steps), total_steps)
+        low, end = peak * _ONE_CYCLE_START, peak * _ONE_CYCLE_END
+        return f"one-cycle from {low:g} to {peak:g} over {rise} steps, then to {end:g} over {total_steps - rise} steps"
+    after = f" after {warmup_steps} warm-up steps" if warmup_steps else ""
+    steps = max(0, total_steps - warmup_steps)
+    if schedule == "step":
+        at = " and ".join(str(math.ceil(share * total_steps)) for share in milestones)
+        return f"step from {peak:g}, times {gamma:g} at steps {at} of {total_steps}{after}"
+    if schedule == "constant":
+        return f"constant at {peak:g} for {steps} steps{after}"
+    end = learning_rate(schedule, total_steps, total_steps, peak, warmup_steps)
+    return f"{schedule} from {peak:g} to {end:.4g} over {steps} steps{after}"
+
+
+def _check(schedule: str) -> None:
+    if schedule not in SCHEDULES:
+        close = difflib.get_close_matches(schedule, SCHEDULES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"train.schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}{hint}")
+
+
+def _progress(step: int, start: int, end: int) -> float:
+    """How far `step` is between `start` and `end`, 0 to 1; a stretch of no steps counts as one."""
+    return min(1.0, max(0.0, (step - start) / max(1, end - start)))
+
+
+def _falling(progress: float) -> float:
+    """From 1 to 0 along half a cosine wave."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "cosine": _falling,
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: 1.0,
+}
+
+
+def _rise_steps(total_steps: int) -> int:
+    return int(_ONE_CYCLE_RISE * total_steps)
+
+
+def _one_cycle(step: int, total_steps: int, rise_steps: int) -> float:
+    if step < rise_steps:
+        return 1 - (1 - _ONE_CYCLE_START) * _falling(_progress(step, 0, rise_steps))
+    return _ONE_CYCLE_END + (1 - _ONE_CYCLE_END) * _falling(_progress(step, rise_steps, total_steps))

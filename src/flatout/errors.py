@@ -1,0 +1,77 @@
+"""Every exception flatout raises on purpose, in one tree.
+
+A message says what happened, the value seen, the limit, and what to do next. The command line prints it as one
+line; a traceback is for bugs only.
+"""
+
+
+class FlatoutError(Exception):
+    """Root of the tree. `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UserError(FlatoutError):
+    """The input is wrong; nothing was changed."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A key or a value of the configuration is wrong."""
+
+
+class DataError(UserError):
+    """The dataset cannot be used as asked."""
+
+
+class RunDirectoryError(UserError):
+    """The run directory is missing, in use, or does not fit the command."""
+
+
+class StorageError(FlatoutError):
+    """A store did not give what was asked of it."""
+
+
+class ObjectMissing(StorageError):
+    """No object of that name."""
+
+
+class AccessDenied(StorageError):
+    """The store refused the credentials."""
+
+
+class StoreUnreachable(StorageError):
+    """No answer from the store within the deadline."""
+
+
+class NoSpace(FlatoutError):
+    """A disk, /dev/shm or memory budget is too small for what must fit."""
+
+    exit_code = 2
+
+
+class RunFailed(FlatoutError):
+    """Training cannot go on; the cause is in the message and in summary.json."""
+
+
+class WorkerFailed(RunFailed):
+    """A loader worker failed for good."""
+
+
+class TooManyQuarantined(RunFailed):
+    """More samples are unusable than the configured share allows."""
+
+
+class NotFinite(RunFailed):
+    """A loss or a gradient is NaN or infinite."""
+
+
+class CheckpointCorrupt(FlatoutError):
+    """A checkpoint does not match its digest."""
+
+
+class Interrupted(FlatoutError):
+    """Ctrl-C or SIGTERM, after a checkpoint."""
+
+    exit_code = 130

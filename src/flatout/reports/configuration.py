@@ -1,0 +1,18 @@
+"""A configuration as a table of key, value and origin."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+
+def config_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
+    table = Table(box=None, header_style="dim")
+    for name in ("key", "value", "from"):
+        table.add_column(name)
+    for key, value, origin in rows:
+        style = "dim" if origin == "default" else "default"
+        shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        table.add_row(Text(key, style=style), Text(shown, style=style), Text(origin, style=style))
+    return table

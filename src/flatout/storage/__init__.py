@@ -1,0 +1,61 @@
+"""Local and object stores behind one small protocol: `open_store(url)` gives a Store for any of them.
+
+Light to import: obstore is loaded when an object store is first used.
+"""
+
+import os
+from dataclasses import fields
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from flatout.errors import ConfigError, DataError
+from flatout.storage.mounts import is_fuse_mount
+from flatout.storage.protocol import Entry, Range, Store
+
+__all__ = ["Entry", "Range", "Store", "is_fuse_mount", "open_store"]
+
+_OBJECT_SCHEMES = ("s3", "gs", "az")
+_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """The store at a path, a file:// URL, a .tar, or s3://, gs://, az://. Nothing is read yet.
+
+    Options are those of ReadOptions (max_in_flight, deadline_seconds, ...) and, for object stores, obstore's own
+    (endpoint, region, access_key_id, skip_signature, ...).
+    """
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme in _OBJECT_SCHEMES:
+        return _open_object_store(url, options)
+    if separator and scheme != "file":
+        raise DataError(f"{url!r} has the scheme {scheme!r}; use a path, file://, s3://, gs:// or az://")
+    if options:
+        raise ConfigError(
+            f"store options {', '.join(sorted(options))} have no meaning for the local path {url!r}; remove them"
+        )
+    return _open_path(unquote(urlsplit(url).path) if separator else os.path.expanduser(url))
+
+
+def _open_object_store(url: str, options: dict[str, Any]) -> Store:
+    from flatout.storage.client import parse_address
+    from flatout.storage.connection import ReadOptions
+    from flatout.storage.object_store import ObjectStore
+
+    parse_address(url)
+    own = {field.name for field in fields(ReadOptions)} & options.keys()
+    reading = ReadOptions(**{name: options[name] for name in own})
+    return ObjectStore(url, {name: value for name, value in options.items() if name not in own}, reading)
+
+
+def _open_path(path: str) -> Store:
+    from flatout.storage.local import FolderStore, TarStore
+
+    if os.path.isdir(path):
+        return FolderStore(path)
+    if os.path.isfile(path) and path.endswith((".tar", *_COMPRESSED_TARS)):
+        return TarStore(path)
+    if os.path.exists(path):
+        raise DataError(f"{path} is a file of unknown kind; give a folder, an uncompressed .tar or a URL")
+    raise DataError(
+        f"{path} does not exist; check the path, or make a dataset there with: flatout data make shapes {path}"
+    )

@@ -1,0 +1,175 @@
+"""Build an obstore client: address, endpoint, timeouts, and a runtime that works in a forked child."""
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from flatout.errors import ConfigError, DataError, StorageError
+from flatout.storage.answers import Place
+from flatout.storage.credentials import s3_endpoint, shared_file_settings
+
+_CLIENT_KEYS = {"allow_http", "allow_invalid_certificates", "root_certificate", "proxy_url", "proxy_excludes"}
+_CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+_SERVICES = {"s3": "AWS S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
+_HINTS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or ~/.aws/credentials)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+Option = str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    scheme: str
+    bucket: str
+    prefix: str
+
+
+def parse_address(url: str) -> Address:
+    """`s3://bucket/prefix`; the prefix is taken literally, without percent-decoding, as the aws command does."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme not in _CLASSES or not re.fullmatch(r"[A-Za-z0-9$][A-Za-z0-9._-]{1,254}", bucket):
+        raise DataError(
+            f"{url!r} is not an object store address; write s3://bucket/prefix, gs://... or az://container/..."
+        )
+    return Address(scheme, bucket, prefix.strip("/"))
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Passed to the client; retries are ours alone, so obstore's are off and the two do not multiply."""
+
+    whole_seconds: float
+    """From sending a request to the last byte of its answer."""
+    stall_seconds: float
+    """Without a single byte arriving."""
+    connect_seconds: float = 5.0
+
+
+def build_client(address: Address, options: Mapping[str, Option], timeouts: Timeouts) -> Any:
+    """A new client; reads the environment and ~/.aws again, so rebuilding it picks up renewed credentials."""
+    config = {key: _as_text(value) for key, value in options.items() if key not in _CLIENT_KEYS}
+    if address.scheme == "s3":
+        config = shared_file_settings(config, os.environ) | config
+    client_options: dict[str, object] = {key: value for key, value in options.items() if key in _CLIENT_KEYS}
+    endpoint = _endpoint(address.scheme, options)
+    if endpoint is not None and _is_loopback(endpoint):
+        client_options.setdefault("allow_http", True)
+    client_options |= {
+        "timeout": timedelta(seconds=timeouts.whole_seconds),
+        "read_timeout": timedelta(seconds=timeouts.stall_seconds),
+        "connect_timeout": timedelta(seconds=min(timeouts.connect_seconds, timeouts.whole_seconds)),
+        "user_agent": "flatout",
+    }
+    store_class = getattr(_obstore_of_this_process(), _CLASSES[address.scheme])
+    try:
+        return store_class(
+            address.bucket, prefix=address.prefix or None, config=config, client_options=client_options,
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeouts.whole_seconds)},
+        )  # fmt: skip
+    except Exception as error:  # its text may quote values given as options, so it is dropped
+        raise _config_error(address, error) from None
+
+
+def place_of(url: str, options: Mapping[str, Option]) -> Place:
+    scheme = url.partition("://")[0]
+    endpoint = _endpoint(scheme, options)
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return Place(url, endpoint or _SERVICES.get(scheme, scheme), _HINTS.get(scheme, "its credentials"))
+
+
+def _config_error(address: Address, error: Exception) -> Exception:
+    unknown = re.search(r"Configuration key: '([\w-]+)' is not valid", str(error))
+    if unknown:
+        return ConfigError(f"unknown store option {unknown.group(1)!r} for {address.scheme}://; the keys are obstore's")
+    missing = re.search(r"Missing (\w+)|(\w+) must be specified", str(error))
+    what = f"{missing.group(1) or missing.group(2)} is missing" if missing else f"{type(error).__name__} while opening"
+    return StorageError(f"{address.scheme}://{address.bucket}: {what}; check {_HINTS[address.scheme]} and the endpoint")
+
+
+def _as_text(value: Option) -> str:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _endpoint(scheme: str, options: Mapping[str, Option]) -> str | None:
+    text = {key: _as_text(value) for key, value in options.items()}
+    if scheme == "s3":
+        endpoint = s3_endpoint(text, os.environ)
+    elif scheme == "gs":
+        endpoint = text.get("base_url") or os.environ.get("GOOGLE_BASE_URL")
+    else:
+        endpoint = text.get("endpoint") or os.environ.get("AZURE_STORAGE_ENDPOINT")
+    if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or re.search(r"\s", endpoint)):
+        raise ConfigError(f"endpoint {endpoint!r} is not an address; write http://host:port or https://host")
+    return endpoint
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_runtime_lock = threading.Lock()
+_runtime_pid: int | None = None
+_library_path: str | None = None
+
+
+def _obstore_of_this_process() -> Any:
+    """obstore.store, with a runtime whose threads exist.
+
+    obstore starts one tokio runtime per loaded library, and its threads do not survive a fork: the first request in the
+    child would wait for ever. A second copy of the library has its own runtime, at about 80 ms and 15 MB per child.
+    """
+    global _runtime_pid, _library_path
+    with _runtime_lock:
+        if _runtime_pid not in (None, os.getpid()) and _library_path is not None:
+            _load_another_copy(_library_path)
+        store_module = importlib.import_module("obstore.store")
+        _runtime_pid = os.getpid()
+        _library_path = _library_path or sys.modules["obstore._obstore"].__file__
+    return store_module
+
+
+def _renew_lock() -> None:
+    global _runtime_lock
+    _runtime_lock = threading.Lock()  # another thread may have held it at the fork
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _load_another_copy(library_path: str) -> None:
+    old_names = [name for name in sys.modules if name.partition(".")[0] == "obstore"]
+    _left_behind.extend(sys.modules.pop(name) for name in old_names)
+    with tempfile.TemporaryDirectory(prefix="flatout-obstore-") as folder:
+        copy = os.path.join(folder, os.path.basename(library_path))
+        shutil.copyfile(library_path, copy)
+        spec = importlib.util.spec_from_file_location("obstore._obstore", copy)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["obstore._obstore"] = module
+        spec.loader.exec_module(module)
+
+
+_left_behind: list[object] = []
+"""Modules of the parent's copy: freeing them would join threads that no longer exist."""

@@ -1,0 +1,181 @@
+"""A folder, or an uncompressed tar, on a disk of this machine. Files are opened per call, so nothing is held across
+threads, forks or pickles."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from flatout.errors import AccessDenied, ObjectMissing, StorageError
+from flatout.storage.protocol import Entry, Range
+from flatout.storage.tar_index import index_tar
+
+
+def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
+    end = "the end" if wanted.length is None else wanted.start + wanted.length
+    return StorageError(
+        f"{what} has {object_bytes} bytes, asked for {wanted.start} to {end}; "
+        "it changed since it was indexed, index it again"
+    )
+
+
+@dataclass
+class FolderStore:
+    """Regular files under `root`, through symbolic links, each folder once."""
+
+    root: str
+    url: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.url = self.root
+
+    def entries(self) -> Iterator[Entry]:
+        """Real folders first, then linked ones: what a link leads to a second time keeps its real name."""
+        seen = {_identity(self.root)}
+        linked: list[str] = []
+        yield from _walk(self.root, "", seen, linked)
+        while linked:
+            linked.sort(reverse=True)
+            prefix = linked.pop()
+            folder = os.path.join(self.root, prefix)
+            if _first_visit(folder, seen):
+                yield from _walk(folder, prefix + "/", seen, linked)
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        return [self._read(wanted) for wanted in ranges]
+
+    def local_path(self, name: str) -> str | None:
+        return os.path.join(self.root, name)
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, wanted: Range) -> bytes | StorageError:
+        what = f"{self.root}: {wanted.name!r}"
+        if wanted.name.startswith("/") or ".." in wanted.name.split("/"):
+            return StorageError(f"{what} leads out of the folder; names are relative and without '..'")
+        try:
+            file = os.open(os.path.join(self.root, wanted.name), os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            return _as_storage_error(what, error)
+        try:
+            return read_at(file, 0, os.fstat(file).st_size, wanted, what)
+        except OSError as error:
+            return _as_storage_error(what, error)
+        finally:
+            os.close(file)
+
+
+@dataclass
+class TarStore:
+    """Regular members of an uncompressed tar. The table of offsets is made on first use and travels with a pickle."""
+
+    path: str
+    _members: dict[str, tuple[int, int]] | None = field(default=None, repr=False)
+    """Name -> offset and length of its bytes."""
+    url: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.url = self.path
+
+    def entries(self) -> Iterator[Entry]:
+        for name, (_, byte_count) in self._table().items():
+            yield Entry(name, byte_count)
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        table = self._table()
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            return [_as_storage_error(self.path, error) for _ in ranges]
+        try:
+            return [self._read(file, table, wanted) for wanted in ranges]
+        finally:
+            os.close(file)
+
+    def local_path(self, name: str) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def _table(self) -> dict[str, tuple[int, int]]:
+        if self._members is None:
+            self._members = index_tar(self.path)
+        return self._members
+
+    def _read(self, file: int, table: dict[str, tuple[int, int]], wanted: Range) -> bytes | StorageError:
+        what = f"{self.path}: {wanted.name!r}"
+        if wanted.name not in table:
+            return ObjectMissing(f"{what} is not a member of the archive; check the name")
+        try:
+            return read_at(file, *table[wanted.name], wanted, what)
+        except OSError as error:
+            return _as_storage_error(what, error)
+
+
+def read_at(file: int, offset: int, object_bytes: int, wanted: Range, what: str) -> bytes | StorageError:
+    """Exactly the bytes asked for of an object that begins at `offset`, or why not."""
+    end = object_bytes if wanted.length is None else wanted.start + wanted.length
+    if not 0 <= wanted.start <= end <= object_bytes:
+        return outside_error(what, wanted, object_bytes)
+    data = os.pread(file, end - wanted.start, offset + wanted.start)
+    while len(data) < end - wanted.start:  # the kernel gives at most 2 GB at once, network file systems less
+        more = os.pread(file, end - wanted.start - len(data), offset + wanted.start + len(data))
+        if not more:
+            return StorageError(
+                f"{what} ended after {len(data)} of {end - wanted.start} bytes; it shrank while being read"
+            )
+        data += more
+    return data
+
+
+def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], linked: list[str]) -> Iterator[Entry]:
+    waiting = [(folder, prefix)]
+    while waiting:
+        folder, prefix = waiting.pop()
+        for entry in _scan(folder):
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if _first_visit(entry.path, seen):
+                    waiting.append((entry.path, name + "/"))
+                continue
+            try:
+                status = entry.stat()
+            except OSError:
+                continue  # a link that leads nowhere, or round and round
+            if stat.S_ISREG(status.st_mode):
+                yield Entry(name, status.st_size)
+            elif stat.S_ISDIR(status.st_mode):
+                linked.append(name)
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError as error:
+        raise _as_storage_error(folder, error) from None
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise _as_storage_error(folder, error) from None
+    return status.st_dev, status.st_ino
+
+
+def _first_visit(folder: str, seen: set[tuple[int, int]]) -> bool:
+    identity = _identity(folder)
+    first = identity not in seen
+    seen.add(identity)
+    return first
+
+
+def _as_storage_error(what: str, error: OSError | ValueError) -> StorageError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | ValueError):
+        return ObjectMissing(f"{what} is not a file here any more; check the path, or index the data again")
+    if isinstance(error, PermissionError):
+        return AccessDenied(f"{what} may not be read by this user; change its permissions")
+    return StorageError(f"{what} could not be read: {error.strerror}; check the disk or the mount")

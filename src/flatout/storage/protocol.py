@@ -1,0 +1,44 @@
+"""What every store can do: say which objects it holds, and read ranges of them, many at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flatout.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object: `name` is relative to the store's root, '/'-separated, undecodable bytes as surrogate escapes."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes [start, start + length) of an object; length None means to its end."""
+
+    name: str
+    start: int = 0
+    length: int | None = None
+
+
+class Store(Protocol):
+    """Objects under one root. Safe to use from several threads; may be pickled to another process."""
+
+    url: str
+
+    def entries(self) -> Iterator[Entry]:
+        """Every object, in any order, each once."""
+        ...
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        """One answer per range, in order: exactly the bytes asked for, or why not. Never raises for one object."""
+        ...
+
+    def local_path(self, name: str) -> str | None:
+        """Where the kernel can open the object directly, or None."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,186 @@
+"""ResNet-18, -34 and -50, with torchvision's parameter names so that published weights load.
+
+Two changes against 2015: the stride of a bottleneck sits in its 3x3 convolution ("v1.5"), and the last norm of every
+residual starts at zero, so that a new network begins as the identity and bears a high learning rate.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+Stem = Literal["standard", "small"]
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(inputs, channels, 3, stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _conv(channels, channels, 3)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inputs, channels, stride)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn2
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        out: Tensor = self.relu(self.bn2(self.conv2(x)) + shortcut)
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1x1 down, 3x3 (with the stride), 1x1 up by four."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, channels: int, stride: int) -> None:
+        super().__init__()
+        outputs = channels * self.expansion
+        self.conv1 = _conv(inputs, channels, 1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _conv(channels, channels, 3, stride)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = _conv(channels, outputs, 1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn3
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        out: Tensor = self.relu(self.bn3(self.conv3(x)) + shortcut)
+        return out
+
+
+Block = type[BasicBlock] | type[Bottleneck]
+
+DEPTHS: dict[str, tuple[Block, tuple[int, int, int, int]]] = {
+    "resnet18": (BasicBlock, (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+}
+
+
+class ResNet(nn.Module):
+    """Build it with `resnet()`. Set `checkpointing` to recompute each block in backward instead of keeping it."""
+
+    def __init__(
+        self,
+        block: Block,
+        depths: tuple[int, int, int, int],
+        channels: tuple[int, int, int, int],
+        classes: int,
+        stem: Stem,
+        in_channels: int,
+    ) -> None:
+        super().__init__()
+        self.checkpointing = False
+        small = stem == "small"
+        self.conv1 = _conv(in_channels, channels[0], 3) if small else _conv(in_channels, channels[0], 7, 2)
+        self.bn1 = nn.BatchNorm2d(channels[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
+        widths = [channels[0], *(block.expansion * c for c in channels)]
+        self.layer1 = _stage(block, depths[0], widths[0], channels[0], stride=1)
+        self.layer2 = _stage(block, depths[1], widths[1], channels[1], stride=2)
+        self.layer3 = _stage(block, depths[2], widths[2], channels[2], stride=2)
+        self.layer4 = _stage(block, depths[3], widths[3], channels[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[4], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        recompute = self.checkpointing and torch.is_grad_enabled()
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in layer:
+                x = _recomputed(block, x) if recompute else block(x)
+        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return logits
+
+
+def _stage(block: Block, depth: int, inputs: int, channels: int, stride: int) -> nn.Sequential:
+    rest = [block(channels * block.expansion, channels, 1) for _ in range(depth - 1)]
+    return nn.Sequential(block(inputs, channels, stride), *rest)
+
+
+def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
+    # Blocks draw no random numbers: saving the generators' state would only cost a sync.
+    run = partial(checkpoint, block, x, use_reentrant=False, preserve_rng_state=False)
+    # The compiler replays arithmetic only, so buffers change once there anyway; and it accepts no Python context.
+    out: Tensor = run() if torch.compiler.is_compiling() else run(context_fn=partial(_contexts, block))
+    return out
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _scratch_statistics(block)
+
+
+@contextmanager
+def _scratch_statistics(block: nn.Module) -> Iterator[None]:
+    """Lend the block's norms copies of their running statistics, so that the second forward of a step updates nothing.
+
+    Passing no statistics at all (`track_running_stats = False`) would be cheaper, but then batch norm saves fewer
+    tensors than in the first forward, and the checkpoint refuses that.
+    """
+    kept = [(norm, dict(norm._buffers)) for norm in block.modules() if isinstance(norm, _BatchNorm)]
+    for norm, buffers in kept:
+        norm._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        yield  # leaves by an exception when the checkpoint stops early
+    finally:
+        for norm, buffers in kept:
+            norm._buffers.update(buffers)
+
+
+def _scaled(channels: int, width: float) -> int:
+    return max(8, int(channels * width / 8 + 0.5) * 8)  # tensor cores want multiples of 8
+
+
+def _initialize(model: ResNet) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    for module in model.modules():
+        if isinstance(module, BasicBlock | Bottleneck):
+            nn.init.zeros_(module.last_norm.weight)
+
+
+def resnet(name: str, classes: int, stem: Stem = "standard", width: float = 1.0, in_channels: int = 3) -> ResNet:
+    """`name` is a key of DEPTHS. The small stem (3x3, no pooling) is for images of 32 to 64 pixels.
+
+    `width` scales every channel count, rounded to a multiple of 8; published weights need width 1, standard stem.
+    """
+    block, depths = DEPTHS[name]
+    channels = (_scaled(64, width), _scaled(128, width), _scaled(256, width), _scaled(512, width))
+    model = ResNet(block, depths, channels, classes, stem, in_channels)
+    _initialize(model)
+    return model

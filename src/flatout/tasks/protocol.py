@@ -1,0 +1,35 @@
+"""What the engine needs to know about what is learned: nothing but this."""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from flatout.data.batch import Batch
+
+Sums = dict[str, float]  # additive over batches and ranks; always has "samples"
+
+
+class Task(Protocol):
+    """Builds the model, turns a batch into a loss, and counts how good the model is."""
+
+    better: dict[str, str]  # metric -> higher | lower
+
+    def build_model(self) -> nn.Module: ...
+
+    def to_device(self, batch: Batch, device: Any) -> Any:
+        """Inputs on the device; the copy may still be under way."""
+        ...
+
+    def parts(self, inputs: Any, count: int) -> list[tuple[Any, float]]:
+        """Inputs cut for accumulation, each with its share of the batch."""
+        ...
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Mean training loss of the inputs."""
+        ...
+
+    def evaluate(self, model: nn.Module, inputs: Any) -> Sums: ...
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """From sums over the whole validation split to the figures people read."""
+        ...

@@ -1,0 +1,125 @@
+"""Cuts the main thread of one rank into exclusive spans that add up to the wall clock.
+
+`with recorder.span("forward"):` owns the time until it ends, less what inner spans own. What no span owns is
+`unattributed`. Each finished span is a line of the rank's JSONL file, so a killed run keeps its ledger.
+"""
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import psutil
+
+PARTS = (
+    "startup", "data_wait", "copy", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
+    "other", "unattributed",
+)  # fmt: skip
+_FLUSH_SECONDS = 1.0
+
+
+class Span:
+    """One reusable context manager per name: entering costs two clock reads and no allocation."""
+
+    def __init__(self, recorder: "Recorder", name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._recorder._enter(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder._leave()
+
+
+class Recorder:
+    """The ledger of one attempt on one rank. Durations are monotonic; only the header has a wall-clock time."""
+
+    def __init__(self, path: Path | None, attempt: int = 1) -> None:
+        self.step = 0  # written with every span; the loop keeps it current
+        self._path = path
+        self._attempt = attempt
+        self._file: IO[str] | None = None
+        self._lines: list[str] = []
+        self._spans: dict[str, Span] = {}
+        self._stack: list[tuple[str, float]] = []
+        self._totals = dict.fromkeys(PARTS, 0.0)
+        self._inner = [0.0]
+        self._origin = time.perf_counter()
+        self._mark = self._origin
+        self._flushed = self._origin
+
+    def open(self) -> "Recorder":
+        """Start the ledger at the start of the process, so that interpreter and imports are counted as startup."""
+        age_seconds = max(0.0, time.time() - psutil.Process().create_time())
+        self._origin = self._mark = time.perf_counter() - age_seconds
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+            header: dict[str, Any] = {"attempt": self._attempt, "started_unix": time.time() - age_seconds}
+            self._file.write(json.dumps(header) + "\n")
+            self._file.flush()
+        self._stack.append(("startup", self._origin))
+        self._inner.append(0.0)
+        return self
+
+    def end_startup(self) -> None:
+        """Called once before the first batch is asked for."""
+        if self._stack and self._stack[0][0] == "startup":
+            self._leave()
+
+    def span(self, name: str) -> Span:
+        if name not in self._spans:
+            self._spans[name] = Span(self, name)
+        return self._spans[name]
+
+    def wall_seconds(self) -> float:
+        return time.perf_counter() - self._origin
+
+    def totals(self) -> dict[str, float]:
+        """Exclusive seconds of every part up to now; they add up to wall_seconds()."""
+        self._charge(time.perf_counter())
+        return dict(self._totals)
+
+    def close(self) -> None:
+        while self._stack:
+            self._leave()
+        self._write()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _charge(self, now: float) -> None:
+        owner = self._stack[-1][0] if self._stack else "unattributed"
+        self._totals[owner] = self._totals.get(owner, 0.0) + now - self._mark
+        self._mark = now
+
+    def _enter(self, name: str) -> None:
+        now = time.perf_counter()
+        self._charge(now)
+        self._stack.append((name, now))
+        self._inner.append(0.0)
+
+    def _leave(self) -> None:
+        now = time.perf_counter()
+        self._charge(now)
+        name, start = self._stack.pop()
+        seconds = now - start
+        own = seconds - self._inner.pop()
+        self._inner[-1] += seconds
+        self._lines.append(
+            f'{{"name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
+            f'"seconds":{seconds:.6f},"own":{own:.6f}}}\n'
+        )
+        if now - self._flushed > _FLUSH_SECONDS:
+            self._write()
+            self._flushed = now
+
+    def _write(self) -> None:
+        if self._file is not None:
+            self._file.writelines(self._lines)
+            self._file.flush()
+        self._lines.clear()

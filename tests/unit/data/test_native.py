@@ -1,0 +1,462 @@
+"""The compiled loader against a Pillow-only reference of the same contract: equal to the byte, or "not for me"."""
+
+import errno
+import io
+import math
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+_native = pytest.importorskip("flatout.data._native", reason="the optional extension is not built")
+
+COLUMNS = 27
+NOT_FOR_ME = 1
+Row = NDArray[np.float64]
+
+
+# --- the reference -----------------------------------------------------------------------------------------------
+
+
+def reference_box(row: Row, width: int, height: int) -> tuple[int, int, int, int]:
+    if row[0] == 0:
+        side = max(1, round(min(width, height) * float(row[1])))
+        return (width - side) // 2, (height - side) // 2, side, side
+    root = math.sqrt(width * height)
+    for k in range(10):
+        w, h = round(float(row[6 + k]) * root), round(float(row[16 + k]) * root)
+        if 0 < w <= width and 0 < h <= height:
+            x, y = math.floor(row[2] * (width - w + 1)), math.floor(row[3] * (height - h + 1))
+            return min(x, width - w), min(y, height - h), w, h
+    w, h = width, height
+    if width / height < 3 / 4:
+        h = min(height, round(width / 0.75))
+    elif width / height > 4 / 3:
+        w = min(width, round(height * (4 / 3)))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+def reference(image: Image.Image, row: Row, size: int, fill: int) -> NDArray[np.uint8]:
+    x, y, w, h = reference_box(row, image.width, image.height)
+    resized = np.asarray(image.crop((x, y, x + w, y + h)).resize((size, size), Image.Resampling.BILINEAR))
+    dx, dy = int(row[4]), int(row[5])
+    padded = np.full((3 * size, 3 * size, 3), fill, np.uint8)
+    padded[size : 2 * size, size : 2 * size] = resized
+    shifted = padded[size + dy : 2 * size + dy, size + dx : 2 * size + dx]
+    return (shifted[:, ::-1] if row[26] else shifted).transpose(2, 0, 1)
+
+
+def decode(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+# --- making pictures and geometries ------------------------------------------------------------------------------
+
+
+def picture(width: int, height: int, seed: int) -> Image.Image:
+    """Smooth colours with noise on top: any error in chroma upsampling or rounding shows."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (height // 16 + 2, width // 16 + 2, 3), np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    return Image.fromarray(np.clip(smooth + rng.integers(-40, 41, smooth.shape), 0, 255).astype(np.uint8))
+
+
+def encode(image: Image.Image, subsampling: str = "420", **options: object) -> bytes:
+    if subsampling in ("440", "411"):  # Pillow does not write these
+        return simplejpeg.encode_jpeg(np.asarray(image), quality=90, colorsubsampling=subsampling)
+    if subsampling == "grey":
+        image = image.convert("L")
+        subsampling = "444"
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", **{"quality": 90, "subsampling": ":".join(subsampling), **options})
+    return buffer.getvalue()
+
+
+def centre(fraction: float = 1.0, dx: float = 0, dy: float = 0, flip: int = 0) -> Row:
+    row = np.zeros(COLUMNS)
+    row[[0, 1, 4, 5, 26]] = 0, fraction, dx, dy, flip
+    return row
+
+
+def random_row(rng: random.Random, size: int) -> Row:
+    row = np.zeros(COLUMNS)
+    row[0] = rng.random() < 0.8
+    row[1] = rng.choice([1.0, 0.875, rng.random()])
+    row[2:4] = rng.random(), rng.random()
+    if rng.random() < 0.3:
+        row[4:6] = rng.randint(-size, size), rng.randint(-min(4, size), min(4, size))
+    smallest = rng.choice([0.001, 0.08, 0.5, 2.0])  # the last never fits: the fall-back box
+    for k in range(10):
+        area, ratio = rng.uniform(smallest, 1.0), math.exp(rng.uniform(-0.29, 0.29))
+        row[6 + k], row[16 + k] = math.sqrt(area * ratio), math.sqrt(area / ratio)
+    row[26] = rng.random() < 0.5
+    return row
+
+
+def load(
+    sources: list[object], rows: list[Row], size: int, raw_shapes: NDArray[np.int32] | None = None, fill: int = 0
+) -> tuple[NDArray[np.uint8], list[int]]:
+    out = np.full((len(sources), 3, size, size), 77, np.uint8)
+    status = np.full(len(sources), 99, np.int32)
+    _native.load_slice(sources, raw_shapes, np.stack(rows), size, fill, out, None, None, status)
+    return out, status.tolist()
+
+
+def assert_equal_to_pillow(data: bytes, rows: list[Row], size: int, fill: int = 0) -> None:
+    image = decode(data)
+    out, status = load([data] * len(rows), rows, size, fill=fill)
+    assert status == [0] * len(rows)
+    for row, pixels in zip(rows, out, strict=True):
+        wanted = reference(image, row, size, fill)
+        assert np.array_equal(pixels, wanted), f"box {reference_box(row, *image.size)} of {image.size} to {size}"
+
+
+# --- equality with Pillow ----------------------------------------------------------------------------------------
+
+SIZES = [
+    (1, 1),
+    (1, 7),
+    (7, 1),
+    (3, 5),
+    (8, 8),
+    (16, 16),
+    (17, 33),
+    (33, 17),
+    (64, 64),
+    (65, 130),
+    (130, 65),
+    (100, 101),
+]
+LARGE = [(500, 375), (639, 481)]
+KINDS: list[dict[str, object]] = [
+    {"subsampling": "444"},
+    {"subsampling": "422"},
+    {"subsampling": "420"},
+    {"subsampling": "440"},
+    {"subsampling": "411"},
+    {"subsampling": "grey"},
+    {"subsampling": "420", "progressive": True},
+    {"subsampling": "444", "progressive": True, "quality": 60},
+    {"subsampling": "grey", "progressive": True},
+    {"subsampling": "420", "optimize": True, "quality": 30},
+    {"subsampling": "420", "quality": 100},
+    {"subsampling": "420", "restart_marker_rows": 1},
+    {"subsampling": "422", "restart_marker_blocks": 3},
+    {"subsampling": "444", "keep_rgb": True},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: "-".join(map(str, options.values())))
+def test_every_kind_of_jpeg_equals_pillow(options: dict[str, object]) -> None:
+    rng = random.Random(str(options))
+    for seed, (width, height) in enumerate(SIZES + LARGE):
+        data = encode(picture(width, height, seed), **options)
+        size = rng.choice([1, 2, 13, 32, 64, 97])
+        rows = [random_row(rng, size) for _ in range(8 if (width, height) in LARGE else 16)]
+        assert_equal_to_pillow(data, [centre(), *rows], size, fill=rng.randrange(256))
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "grey"])
+def test_every_offset_of_a_small_box(subsampling: str) -> None:
+    """One-pixel-high and -wide boxes at each offset of two MCUs: the upsampling context at every edge of a crop."""
+    image = picture(150, 90, 1)
+    data = encode(image, subsampling)
+    pixels = decode(data)
+    rows = []
+    for x, y in [(i, 70) for i in range(150)] + [(140, i) for i in range(90)]:
+        row = np.zeros(COLUMNS)
+        row[0], row[2], row[3] = 1, (x + 0.5) / 150, (y + 0.5) / 90
+        row[6:26] = 1 / math.sqrt(150 * 90)
+        rows.append(row)
+    out, status = load([data] * len(rows), rows, 1)
+    assert set(status) == {0}
+    expected = np.stack([reference(pixels, row, 1, 0) for row in rows])
+    assert np.array_equal(out, expected)
+
+
+def test_random_resized_crop_at_full_size_equals_pillow() -> None:
+    rng = random.Random(5)
+    for seed, (width, height) in enumerate([(500, 375), (375, 500), (640, 480), (224, 300), (1000, 64)]):
+        data = encode(picture(width, height, seed), "420", quality=95)
+        assert_equal_to_pillow(data, [centre(0.875), *(random_row(rng, 224) for _ in range(10))], 224)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    width=st.integers(1, 90),
+    height=st.integers(1, 90),
+    size=st.integers(1, 80),
+    fill=st.integers(0, 255),
+    seed=st.integers(0, 2**32),
+)
+def test_decoded_pixels_equal_pillow(width: int, height: int, size: int, fill: int, seed: int) -> None:
+    image = picture(width, height, seed)
+    rows = [centre(), *(random_row(random.Random(seed + i), size) for i in range(4))]
+    shapes = np.tile(np.array([[height, width]], np.int32), (len(rows), 1))
+    out, status = load([image.tobytes()] * len(rows), rows, size, shapes, fill)
+    assert set(status) == {0}
+    for row, pixels in zip(rows, out, strict=True):
+        assert np.array_equal(pixels, reference(image, row, size, fill))
+
+
+def test_extreme_reductions_equal_pillow_or_are_declined() -> None:
+    image = Image.fromarray(np.full((3, 5000, 3), 255, np.uint8))
+    for size in (1, 2, 3, 4, 5):
+        row = np.zeros(COLUMNS)  # nothing fits: the whole height, 4:3
+        row[0] = 1
+        for source in (image, image.transpose(Image.Transpose.ROTATE_90)):
+            shape = np.array([[source.height, source.width]], np.int32)
+            full = row.copy()
+            root = math.sqrt(source.width * source.height)
+            full[6:16], full[16:26] = source.width / root, source.height / root
+            for geometry in (row, full):
+                out, status = load([source.tobytes()], [geometry], size, shape)
+                assert status[0] in (0, NOT_FOR_ME)
+                if status == [0]:
+                    assert np.array_equal(out[0], reference(source, geometry, size, 0))
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_shift_and_flip_of_the_identity(flip: int) -> None:
+    image = picture(64, 64, 3)
+    data = encode(image)
+    rows = [centre(1.0, dx, dy, flip) for dx in (-64, -63, -4, 0, 4, 63, 64) for dy in (-64, -4, 0, 4, 64)]
+    assert_equal_to_pillow(data, rows, 64, fill=9)
+    beyond, _ = load([data], [centre(1.0, -9999, 70, flip)], 64, fill=9)
+    assert (beyond == 9).all()
+
+
+# --- sources, buffers and times ----------------------------------------------------------------------------------
+
+
+def test_files_and_bytes_mix_and_others_are_left_alone(tmp_path: Path) -> None:
+    data = encode(picture(50, 40, 0))
+    surrogate = os.fsdecode(bytes(tmp_path) + b"/\xff.jpg")
+    Path(surrogate).write_bytes(data)
+    sources = [
+        surrogate,
+        data,
+        bytearray(data),
+        memoryview(data),
+        None,
+        str(tmp_path / "absent.jpg"),
+        str(tmp_path),
+        "",
+    ]
+    out, status = load(sources, [centre()] * len(sources), 32)
+    assert status == [0, 0, 0, 0, 99, -errno.ENOENT, -errno.EISDIR, -errno.ENOENT]
+    wanted = reference(decode(data), centre(), 32, 0)
+    assert all(np.array_equal(pixels, wanted) for pixels in out[:4])
+    assert (out[4] == 77).all()
+
+
+def test_times_and_bytes_read(tmp_path: Path) -> None:
+    data = encode(picture(200, 200, 0))
+    (tmp_path / "a.jpg").write_bytes(data)
+    out, status = np.empty((3, 3, 64, 64), np.uint8), np.zeros(3, np.int32)
+    sources = [str(tmp_path / "a.jpg"), str(tmp_path / "a.jpg"), data]
+    fetch, decode_seconds, augment, bytes_read = _native.load_slice(
+        sources, None, np.stack([centre()] * 3), 64, 0, out, None, None, status
+    )
+    assert bytes_read == 2 * len(data)
+    assert fetch > 0
+    assert decode_seconds > 0
+    assert augment > 0
+
+
+def test_floats_are_the_normalised_bytes_with_and_without_the_bytes() -> None:
+    data = encode(picture(90, 80, 0))
+    rng = random.Random(1)
+    rows = np.stack([random_row(rng, 33) for _ in range(5)])
+    scale = np.array([0.1, 0.2, 0.3, -1, 0, 7], np.float32)
+    out, status = np.empty((5, 3, 33, 33), np.uint8), np.zeros(5, np.int32)
+    floats, alone, later = (np.full(out.shape, np.nan, np.float32) for _ in range(3))
+    _native.load_slice([data] * 5, None, rows, 33, 0, out, floats, scale, status)
+    _native.load_slice([data] * 5, None, rows, 33, 0, None, alone, scale.astype(np.float64), status)
+    _native.normalize(out, later, scale)
+    wanted = out.astype(np.float32) * scale[:3, None, None] + scale[3:, None, None]
+    assert np.array_equal(floats, wanted)
+    assert np.array_equal(alone, wanted)
+    assert np.array_equal(later, wanted)
+
+
+def test_threads_share_nothing() -> None:
+    data = [encode(picture(100 + 7 * i, 90, i)) for i in range(8)]
+    rng = random.Random(2)
+    rows = [random_row(rng, 48) for _ in data]
+    wanted, _ = load(list(data), rows, 48)
+    results: list[bool] = []
+
+    def work() -> None:
+        for _ in range(15):
+            out, status = load(list(data), rows, 48)
+            results.append(status == [0] * 8 and np.array_equal(out, wanted))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 90
+
+
+def test_bad_arguments_are_named() -> None:
+    data = encode(picture(9, 9, 0))
+    good = {
+        "sources": [data],
+        "raw_shapes": None,
+        "geometry": centre()[None],
+        "size": 4,
+        "fill": 0,
+        "out": np.zeros((1, 3, 4, 4), np.uint8),
+        "out_float": None,
+        "scale_bias": None,
+        "status": np.zeros(1, np.int32),
+    }
+    _native.load_slice(**good)
+    read_only = np.zeros((1, 3, 4, 4), np.uint8)
+    read_only.flags.writeable = False
+    for name, value, error in [
+        ("sources", (data,), TypeError),
+        ("sources", [3.5], TypeError),
+        ("sources", ["a\0b"], ValueError),
+        ("raw_shapes", np.zeros((1, 2), np.int64), TypeError),
+        ("geometry", np.zeros((1, 26)), ValueError),
+        ("geometry", np.zeros((1, 27), np.float32), TypeError),
+        ("geometry", np.full((1, 27), np.nan), ValueError),
+        ("geometry", centre(fraction=1.5)[None], ValueError),
+        ("geometry", centre(dx=0.5)[None], ValueError),
+        ("size", 0, ValueError),
+        ("size", 10**9, ValueError),
+        ("fill", 256, ValueError),
+        ("out", np.zeros((1, 3, 4, 5), np.uint8), ValueError),
+        ("out", read_only, ValueError),
+        ("out", None, TypeError),
+        ("out_float", np.zeros((1, 3, 4, 4), np.float32), TypeError),
+        ("status", np.zeros(2, np.int32), ValueError),
+        ("status", None, TypeError),
+    ]:
+        with pytest.raises(error):
+            _native.load_slice(**{**good, name: value})
+
+
+# --- what is left to Pillow --------------------------------------------------------------------------------------
+
+
+def _exif(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def _xmp(text: bytes) -> bytes:
+    body = b"http://ns.adobe.com/xap/1.0/\0" + text
+    return b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
+
+
+def _with_segment(data: bytes, segment: bytes) -> bytes:
+    return data[:2] + segment + data[2:]
+
+
+def _patched_frame(data: bytes, offset: int, value: bytes) -> bytes:
+    at = max(data.find(b"\xff\xc0\0\x11"), data.find(b"\xff\xc2\0\x11")) + 4 + offset
+    return data[:at] + value + data[at + len(value) :]
+
+
+IMAGE = picture(70, 50, 4)
+PLAIN = encode(IMAGE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"\xff\xd8",
+        b"not an image" * 20,
+        encode(IMAGE.convert("RGB"))[:-2],
+        PLAIN[: len(PLAIN) // 2],
+        PLAIN[: len(PLAIN) // 2] + b"\xff\xd9",
+        PLAIN + b"trailing rubbish",
+        encode(IMAGE, exif=_exif(6)),
+        encode(IMAGE, exif=_exif(2)),
+        _with_segment(PLAIN, _xmp(b'<a tiff:Orientation="8"/>')),
+        _with_segment(PLAIN, _xmp(b"<tiff:Orientation>3</tiff:Orientation>")),
+        _with_segment(PLAIN, b"\xff\xe1\0\x10Exif\0\0II*\0\xff\xff\xff\xff"),
+        _with_segment(PLAIN, b"\0\0rubbish"),
+        _patched_frame(PLAIN, 0, b"\x0c"),
+        _patched_frame(PLAIN, 1, b"\xff\xff\xff\xff"),
+        _patched_frame(PLAIN, 1, b"\x10\0\x10\0"),
+        _patched_frame(PLAIN, 5, b"\x04"),
+        _patched_frame(PLAIN, -3, b"\xc9"),
+        _patched_frame(PLAIN, -3, b"\xc3"),
+    ],
+)
+def test_not_for_me(data: bytes) -> None:
+    out, status = load([data, PLAIN, data], [centre()] * 3, 16)
+    assert status == [NOT_FOR_ME, 0, NOT_FOR_ME]
+    assert np.array_equal(out[1], reference(decode(PLAIN), centre(), 16, 0))
+
+
+def test_cmyk_and_other_formats_are_not_for_me() -> None:
+    cmyk, png = io.BytesIO(), io.BytesIO()
+    IMAGE.convert("CMYK").save(cmyk, "JPEG")
+    IMAGE.save(png, "PNG")
+    assert load([cmyk.getvalue(), png.getvalue()], [centre()] * 2, 8)[1] == [NOT_FOR_ME] * 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PLAIN + b"\0" * 100,
+        PLAIN + b"\r\n \t\0",
+        encode(IMAGE, exif=_exif(1)),
+        _with_segment(PLAIN, _xmp(b'<a tiff:Orientation="1"/>')),
+        encode(IMAGE, comment=b"x" * 3000, icc_profile=b"y" * 200_000),
+        PLAIN[:2] + b"\xff\xff" + PLAIN[2:],
+    ],
+)
+def test_harmless_oddities_are_decoded(data: bytes) -> None:
+    assert_equal_to_pillow(data, [centre()], 40)
+
+
+def test_raw_shapes_must_match_the_bytes() -> None:
+    pixels = IMAGE.tobytes()
+    shapes = np.array([[50, 70], [50, 69], [-50, -70], [0, 70], [2**31 - 1, 2**31 - 1], [50, 70], [0, 0]], np.int32)
+    sources = [pixels, pixels, pixels, pixels, pixels, pixels[:-1], PLAIN]
+    assert load(sources, [centre()] * 7, 8, shapes)[1] == [0, 1, 1, 1, 1, 1, 0]
+
+
+def test_damage_gives_a_status_and_never_other_samples_pixels() -> None:
+    """Whatever still decodes without a doubt equals Pillow's; the neighbours of a bad sample are untouched."""
+    rng = random.Random(6)
+    wanted = reference(decode(PLAIN), centre(), 24, 0)
+    for data in (PLAIN, encode(IMAGE, progressive=True), encode(IMAGE, restart_marker_blocks=2)):
+        for _ in range(300):
+            damaged = bytearray(data)
+            for _ in range(rng.choice([1, 1, 3, 20])):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            out, status = load([bytes(damaged), PLAIN], [centre()] * 2, 24)
+            assert status[0] in (0, NOT_FOR_ME)
+            assert status[1] == 0
+            assert np.array_equal(out[1], wanted)
+            if status[0] == 0:
+                assert np.array_equal(out[0], reference(decode(bytes(damaged)), centre(), 24, 0))
+
+
+def test_header_size() -> None:
+    assert _native.jpeg_size(PLAIN) == (70, 50, 3)
+    assert _native.jpeg_size(encode(IMAGE, "grey")) == (70, 50, 1)
+    assert _native.jpeg_size(PLAIN[:-2]) == (70, 50, 3)
+    assert _native.jpeg_size(b"\x89PNG") is None
+    assert _native.ABI == 1
+    assert _native.LIBJPEG_VERSION[0].isdigit()
+    assert _native.MAX_PIXELS == 2**26

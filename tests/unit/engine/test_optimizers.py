@@ -1,0 +1,199 @@
+"""Optimizers: who decays, LAMB against its formula, and state that survives a checkpoint to the bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from flatout.engine.optimizers import (
+    Lamb,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    parameter_groups,
+)
+from flatout.errors import ConfigError
+from flatout.tasks.models.resnet import resnet
+
+NAMES = ["sgd", "adamw", "lamb"]
+
+
+def new_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return resnet("resnet18", 5, stem="small", width=0.125).to(memory_format=torch.channels_last)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randn(4, 3, 16, 16, generator=generator)
+        labels = torch.randint(5, (4,), generator=generator)
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def build(model: nn.Module, name: str) -> Optimizer:
+    return build_optimizer(model, name, lr=0.01, momentum=0.9, weight_decay=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    whole = new_model(0)
+    optimizer = build(whole, name)
+    train(whole, optimizer, range(3))
+    save_file({k: v.contiguous() for k, v in whole.state_dict().items()}, tmp_path / "weights")
+    save_file({k: v.contiguous() for k, v in optimizer_tensors(whole, optimizer).items()}, tmp_path / "optimizer")
+    train(whole, optimizer, range(3, 6))
+
+    resumed = new_model(1)
+    resumed.load_state_dict(load_file(tmp_path / "weights"))
+    resumed_optimizer = build(resumed, name)
+    load_optimizer_tensors(resumed, resumed_optimizer, load_file(tmp_path / "optimizer"))
+    train(resumed, resumed_optimizer, range(3, 6))
+
+    assert_equal(whole.state_dict(), resumed.state_dict())
+    assert_equal(optimizer_tensors(whole, optimizer), optimizer_tensors(resumed, resumed_optimizer))
+
+
+def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+        assert value.dtype == second[name].dtype, name
+
+
+@pytest.mark.parametrize(
+    ("name", "state_names"),
+    [
+        ("sgd", {"momentum_buffer"}),
+        ("adamw", {"step", "exp_avg", "exp_avg_sq"}),
+        ("lamb", {"step", "exp_avg", "exp_avg_sq"}),
+    ],
+)
+def test_state_is_named_by_parameter(name: str, state_names: set[str]) -> None:
+    model = new_model(0)
+    optimizer = build(model, name)
+    assert optimizer_tensors(model, optimizer) == {}
+    train(model, optimizer, range(1))
+    expected = {f"{state}/{parameter}" for state in state_names for parameter, _ in model.named_parameters()}
+    assert set(optimizer_tensors(model, optimizer)) == expected
+
+
+def test_state_fits_an_optimizer_with_other_groups() -> None:
+    model = new_model(0)
+    optimizer = build(model, "sgd")
+    train(model, optimizer, range(2))
+    one_group = torch.optim.SGD(reversed(list(model.parameters())), lr=0.1, momentum=0.9)
+    load_optimizer_tensors(model, one_group, optimizer_tensors(model, optimizer))
+    assert_equal(optimizer_tensors(model, optimizer), optimizer_tensors(model, one_group))
+
+
+def test_loaded_state_is_a_copy_in_the_parameters_memory_format() -> None:
+    model = new_model(0)
+    optimizer = build(model, "adamw")
+    train(model, optimizer, range(1))
+    saved = {name: value.clone(memory_format=torch.contiguous_format) for name, value in
+             optimizer_tensors(model, optimizer).items()}  # fmt: skip
+    load_optimizer_tensors(model, optimizer, saved)
+    weight = dict(model.named_parameters())["layer1.0.conv1.weight"]
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    assert not optimizer.state[weight]["exp_avg"].requires_grad
+    kept = saved["exp_avg/layer1.0.conv1.weight"].clone()
+    train(model, optimizer, range(1, 2))
+    assert torch.equal(saved["exp_avg/layer1.0.conv1.weight"], kept)
+
+
+def test_state_that_does_not_fit_changes_nothing() -> None:
+    model = new_model(0)
+    optimizer = build(model, "sgd")
+    train(model, optimizer, range(1))
+    before = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
+    good = before["momentum_buffer/conv1.weight"]
+    for key, value, message in [
+        ("exp_avg/conv1.weight", good, "keeps only momentum_buffer"),
+        ("momentum_buffer/layer9.weight", good, "no such parameter"),
+        ("momentum_buffer/conv1.weight", torch.zeros(3), r"its shape is \[3\]"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load_optimizer_tensors(model, optimizer, {"momentum_buffer/fc.bias": torch.ones(5), key: value})
+        assert_equal(optimizer_tensors(model, optimizer), before)
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    model = new_model(0)
+    decayed, others = parameter_groups(model, 0.05)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.05, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
+    assert [names[id(p)] for p in decayed["params"]] == [n for n, p in model.named_parameters() if p.ndim > 1]
+    assert {type(owners[id(p)]) for p in others["params"]} == {nn.BatchNorm2d, nn.Linear}
+    assert [names[id(p)] for p in others["params"] if isinstance(owners[id(p)], nn.Linear)] == ["fc.bias"]
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+
+
+def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    assert [group["params"] for group in build_optimizer(model, "sgd", lr=0.1).param_groups] == [[model.weight]]
+
+
+def test_nesterov_needs_momentum() -> None:
+    assert build_optimizer(nn.Linear(2, 2), "sgd", lr=0.1).param_groups[0]["nesterov"] is True
+    assert build_optimizer(nn.Linear(2, 2), "sgd", lr=0.1, momentum=0.0).param_groups[0]["nesterov"] is False
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="did you mean adamw"):
+        build_optimizer(nn.Linear(2, 2), "adam", lr=0.1)
+
+
+def lamb_reference(weights: list[Tensor], grads: list[list[Tensor]], lr: float, decays: list[float]) -> list[Tensor]:
+    """The paper's algorithm, one tensor and one line at a time, in float64."""
+    results = []
+    for index, (weight, decay) in enumerate(zip(weights, decays, strict=True)):
+        w, m, v = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
+        for step, gradients in enumerate(grads, 1):
+            g = gradients[index].double()
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            update = (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-6) + decay * w
+            size, length = w.norm().item(), update.norm().item()
+            trust = size / length if decay and size > 0 and length > 0 else 1.0
+            w = w - lr * trust * update
+        results.append(w)
+    return results
+
+
+def test_lamb_follows_its_formula() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    nn.init.zeros_(model[1].weight)  # a trust ratio of zero would freeze it
+    parameters = list(model.parameters())
+    start = [p.detach().clone() for p in parameters]
+    grads = [[torch.randn_like(p) for p in parameters] for _ in range(5)]
+    optimizer = build_optimizer(model, "lamb", lr=0.02, weight_decay=0.1)
+    for gradients in grads:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    decays = [0.1 if p.ndim > 1 else 0.0 for p in parameters]
+    for parameter, expected in zip(parameters, lamb_reference(start, grads, 0.02, decays), strict=True):
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lamb_skips_parameters_without_gradient_and_runs_a_closure() -> None:
+    used, unused = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    optimizer = Lamb([used, unused], lr=0.1, weight_decay=0.1)
+
+    def closure() -> float:
+        loss = (used**2).sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 4.0
+    assert torch.equal(unused, torch.ones(2, 2))
+    assert not torch.equal(used, torch.ones(2, 2))
