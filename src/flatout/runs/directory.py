@@ -1,0 +1,178 @@
+"""A run's directory: which file is what, who may write to it, and writing that never leaves half a file."""
+
+import csv
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from flatout.errors import RunDirectoryError
+
+STEP_COLUMNS = (
+    "attempt", "step", "epoch", "batch_index", "samples", "samples_digest", "loss", "learning_rate", "step_seconds",
+    "data_wait_seconds", "time_unix",
+)  # fmt: skip
+EPOCH_COLUMNS = ("attempt", "epoch", "step", "samples", "train_loss", "learning_rate", "time_unix")
+QUARANTINE_COLUMNS = ("split", "sample_id", "name", "reason")
+
+
+class RunDirectory:
+    """Paths of one run, and the lock that keeps a second process out."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.yaml"
+        self.environment = root / "env.json"
+        self.steps = root / "steps.csv"
+        self.epochs = root / "epochs.csv"
+        self.quarantine = root / "quarantine.csv"
+        self.summary = root / "summary.json"
+        self.log = root / "log.txt"
+        self.spans = root / "spans"
+        self.checkpoints = root / "checkpoints"
+        self._lock_path = root / "lock"
+        self._lock: IO[str] | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.config.exists()
+
+    def lock(self) -> None:
+        """Hold the run until this process ends; the kernel lets go of it even after a kill -9."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = self._lock_path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            file.close()
+            raise RunDirectoryError(
+                f"{self.root} is in use by process {owner}; wait for it, stop it, or choose another --run DIR"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def in_use(self) -> bool:
+        """Whether a process holds the lock now."""
+        try:
+            with self._lock_path.open("r", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    def set_aside(self) -> Path:
+        """Move what is here out of the way, losing nothing; returns where it went."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for number in range(1000):
+            target = self.root.with_name(f"{self.root.name}-before-{stamp}" + (f"-{number}" if number else ""))
+            if not target.exists():
+                os.replace(self.root, target)
+                return target
+        raise RunDirectoryError(f"cannot move {self.root} aside: too many older copies beside it")
+
+
+class Table:
+    """A CSV file that grows by whole rows. A row cut short by a kill is dropped when the file is opened again."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        self._path = path
+        self._columns = list(columns)
+        self._file: IO[str] | None = None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Written and handed to the kernel at once: a kill -9 after this loses nothing."""
+        if self._file is None:
+            self._open(row)
+        assert self._file is not None
+        csv.writer(self._file).writerow([_cell(row.get(name)) for name in self._columns])
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, row: Mapping[str, Any]) -> None:
+        _drop_torn_tail(self._path)
+        if self._path.exists() and self._path.stat().st_size:
+            with self._path.open(newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader(file))
+            self._file = self._path.open("a", newline="", encoding="utf-8", errors="surrogateescape")
+            return
+        self._columns += [name for name in row if name not in self._columns]
+        self._file = self._path.open("a", newline="", encoding="utf-8", errors="surrogateescape")
+        csv.writer(self._file).writerow(self._columns)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """All whole rows; a torn last row is left out."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        text = file.read()
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(whole.splitlines(keepends=True)))
+
+
+def _drop_torn_tail(path: Path) -> None:
+    with suppress(FileNotFoundError), path.open("rb+") as file:
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return repr(value)
+    return "" if value is None else value
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole new text or the whole old one, never a mixture."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:
+    write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"cannot read {path}: {error}") from None
+    return values if isinstance(values, dict) else {}
+
+
+def effective_rows(rows: Iterable[dict[str, str]], key: str) -> list[dict[str, str]]:
+    """Rows that count: when a later attempt starts again at a step, what was recorded from there on is superseded."""
+    kept: dict[int, dict[str, str]] = {}
+    attempt = None
+    for row in rows:
+        number = int(row[key])
+        if row["attempt"] != attempt:
+            attempt = row["attempt"]
+            kept = {at: old for at, old in kept.items() if at < number}
+        kept[number] = row
+    return [kept[number] for number in sorted(kept)]

@@ -1,0 +1,51 @@
+"""From records to summary.json: pure, so that a dead run can be summed up as well as a finished one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def throughput(step_seconds: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:
+    """Over all steps that count; null where there are none."""
+    total = sum(step_seconds)
+    if not step_seconds or total <= 0:
+        return {"samples_per_second": None, "steps_per_second": None, "step_seconds": None}
+    ordered = sorted(step_seconds)
+    return {
+        "samples_per_second": sum(samples) / total,
+        "steps_per_second": len(step_seconds) / total,
+        "step_seconds": {
+            "mean": total / len(step_seconds),
+            "p50": quantile(ordered, 0.5),
+            "p95": quantile(ordered, 0.95),
+        },
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two nearest of an ascending sequence."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def accuracy(epochs: Sequence[Mapping[str, str]], metric: str, higher_is_better: bool) -> dict[str, Any]:
+    """Figures of the last validation, and which epoch was best by the chosen metric."""
+
+    def last(name: str) -> float | None:
+        return next((float(row[name]) for row in reversed(epochs) if row.get(name)), None)
+
+    rated = [(float(row[metric]), int(row["epoch"])) for row in epochs if row.get(metric)]
+    pick = max if higher_is_better else min
+    best = pick(rated, key=lambda each: each[0]) if rated else None
+    names = ("top1", "top5", "val_loss", "train_loss")
+    return {**{name: last(name) for name in names}, "best_epoch": best[1] if best else None}
+
+
+def add_parts(attempts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds of every part over all attempts."""
+    total: dict[str, float] = {}
+    for parts in attempts:
+        for name, seconds in parts.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return total
