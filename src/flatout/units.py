@@ -1,6 +1,8 @@
 """Bytes, seconds, bits per second and dollars: parse what people write, format what people read."""
 
+import math
 import re
+from typing import Any
 
 from flatout.errors import ConfigError
 
@@ -8,14 +10,20 @@ _BYTE_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10*
                  "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 _BIT_RATE_FACTORS = {"bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9}
 _SECOND_FACTORS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER_AND_UNIT = r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z/]*)\s*"
 
 
-def _split(text: str, what: str, factors: dict[str, int] | dict[str, float]) -> tuple[float, float]:
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z/]*)\s*", text)
-    unit = match.group(2).lower().replace("b/s", "bps").replace("bit/s", "bps") if match else ""
-    if match is None or unit not in factors:
-        raise ConfigError(f"{text!r} is not {what}; write for example {_example(what)}")
-    return float(match.group(1)), factors[unit]
+def _scale(value: Any, what: str, factors: dict[str, int] | dict[str, float]) -> int | float:
+    """A plain number as it is, a number with a unit times its factor; anything else is the user's mistake."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    match = re.fullmatch(_NUMBER_AND_UNIT, value) if isinstance(value, str) else None
+    unit = match.group(2) if match else ""
+    if "B/s" not in unit and "Bps" not in unit:  # bytes per second are not bits per second
+        unit = unit.lower().replace("bit/s", "bps").replace("b/s", "bps")
+    if match is None or unit not in factors or not math.isfinite(float(match.group(1)) * factors[unit]):
+        raise ConfigError(f"{value!r} is not {what}; write for example {_example(what)}")
+    return float(match.group(1)) * factors[unit]
 
 
 def _example(what: str) -> str:
@@ -24,26 +32,17 @@ def _example(what: str) -> str:
 
 def parse_bytes(text: str | int | float) -> int:
     """`200 MB` (decimal) or `1.5 GiB` (binary) as bytes."""
-    if isinstance(text, int | float):
-        return int(text)
-    number, factor = _split(text, "a size in bytes", _BYTE_FACTORS)
-    return int(number * factor)
+    return round(_scale(text, "a size in bytes", _BYTE_FACTORS))
 
 
 def parse_seconds(text: str | int | float) -> float:
     """`90`, `5 min`, `2h` as seconds."""
-    if isinstance(text, int | float):
-        return float(text)
-    number, factor = _split(text, "a duration", _SECOND_FACTORS)
-    return number * factor
+    return float(_scale(text, "a duration", _SECOND_FACTORS))
 
 
 def parse_bits_per_second(text: str | int | float) -> float:
     """`100 Mbps`, `1 Gb/s` as bits per second."""
-    if isinstance(text, int | float):
-        return float(text)
-    number, factor = _split(text, "a bit rate", _BIT_RATE_FACTORS)
-    return number * factor
+    return float(_scale(text, "a bit rate", _BIT_RATE_FACTORS))
 
 
 def format_bytes(count: float | None) -> str:
@@ -60,16 +59,17 @@ def _scaled(value: float, unit: str, step: float) -> str:
         if abs(value) < step * 0.9995 or prefix == "T":
             break
         value /= step
-    return f"{value:.0f} {prefix}{unit}" if not prefix else f"{value:.3g} {prefix}{unit}"
+    whole = not prefix or abs(value) >= step * 0.9995
+    return f"{value:.0f} {prefix}{unit}" if whole else f"{value:.3g} {prefix}{unit}"
 
 
 def format_seconds(seconds: float | None) -> str:
     """`850 ms`, `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
     if seconds is None:
         return "n/a"
-    if seconds < 1e-3:
+    if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:
         return f"{seconds:.3g} s"

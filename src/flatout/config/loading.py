@@ -31,9 +31,11 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     values = json.loads(json.dumps(given, default=str))  # a deep copy of plain values
     for key, value in (overrides or {}).items():
         _assign(values, key, value)
-        origins[key] = "--set"
+        origins = {old: origin for old, origin in origins.items() if not f"{old}.".startswith(f"{key}.")}
+        origins.update((leaf, "--set") for leaf, _ in _leaves({key: value}))
     config = _validated(values)
-    set_keys = {key: _lookup(values, key) for key in origins}
+    effective = dict(flat(config))  # so that 1e-1, which YAML reads as text, equals a default of 0.1
+    set_keys = {key: effective.get(key, _lookup(values, key)) for key in origins}
     for problem in (*find_unused(config, set_keys), *find_wrong_combinations(config)):
         raise ConfigError(problem)
     return Loaded(config, {key: origins.get(key, "default") for key, _ in flat(config)})
@@ -137,7 +139,8 @@ def _describe(error: ValidationError) -> str:
     key = ".".join(location)
     if first["type"] == "extra_forbidden":
         return f"unknown key {key}{_suggestion(location)}"
-    known = [part for part in location if part in _all_names()]
+    named_by_user = location[1:2] if location[0] == "views" else []
+    known = [part for part in location if part in _all_names() or part in named_by_user]
     shown = ".".join(known) if known else key
     return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 

@@ -1,10 +1,22 @@
 """The typed shape of a recipe. Every key has a default, a type and one line that says what it does."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from flatout.errors import ConfigError
 from flatout.units import parse_bits_per_second, parse_bytes, parse_seconds
 
 
@@ -18,9 +30,35 @@ def _none_is_empty(value: Any) -> Any:
     return {} if value is None else value
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-BitsPerSecond = Annotated[float, BeforeValidator(parse_bits_per_second)]
+def _quantity(parse: Callable[[Any], float]) -> BeforeValidator:
+    """A number with a unit; what is wrong with it is said together with the key it stands under."""
+
+    def parse_or_explain(value: Any) -> float:
+        try:
+            return parse(value)
+        except ConfigError as error:
+            raise PydanticCustomError("quantity", "{reason}", {"reason": str(error)}) from None
+
+    return BeforeValidator(parse_or_explain)
+
+
+def _is_numeric(annotation: Any) -> bool:
+    return annotation in (int, float) or any(_is_numeric(part) for part in get_args(annotation))
+
+
+def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise PydanticCustomError("order", "the smallest comes first, then the largest")
+    return bounds
+
+
+Bytes = Annotated[int, _quantity(parse_bytes)]
+Seconds = Annotated[float, _quantity(parse_seconds)]
+BitsPerSecond = Annotated[float, _quantity(parse_bits_per_second)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Side = Annotated[int, Field(ge=1, le=4096)]
 Auto = Literal["auto"]
 OffAuto = Annotated[Literal["off", "auto"], BeforeValidator(_word)]
 
@@ -29,6 +67,15 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, coerce_numbers_to_str=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_true_as_one(cls, value: Any, info: ValidationInfo) -> Any:
+        """`epochs: yes` is a boolean in YAML, and would otherwise pass for 1."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and _is_numeric(field.annotation):
+            raise PydanticCustomError("boolean_as_number", "input should be a number, not a boolean")
+        return value
 
 
 class EmulatedConfig(Section):
@@ -43,21 +90,21 @@ class ViewConfig(Section):
     """Shipped view to start from; the other keys change it."""
     crop: Literal["random-resized", "pad", "centre", "raw"] | None = None
     """How the crop is chosen: random-resized, pad (shift by up to `pad` pixels), centre, or raw (none at all)."""
-    size: int | None = Field(None, ge=1, le=4096)
+    size: Side | None = None
     """Side of the square result in pixels."""
-    sizes: dict[int, int] | None = None
+    sizes: dict[Annotated[int, Field(ge=0)], Side] | None = None
     """Progressive resizing: first epoch -> side in pixels."""
     fraction: float | None = Field(None, gt=0, le=1)
     """Centre crop: share of the short side that is kept."""
-    scale: tuple[float, float] | None = None
+    scale: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], Share], AfterValidator(_ascending)] | None = None
     """Random resized crop: smallest and largest share of the area."""
-    ratio: tuple[float, float] | None = None
+    ratio: Annotated[tuple[Positive, Positive], AfterValidator(_ascending)] | None = None
     """Random resized crop: smallest and largest width/height."""
     pad: int | None = Field(None, ge=0)
     """Pad-crop: largest shift in pixels."""
     flip: float | None = Field(None, ge=0, le=1)
     """Probability of a horizontal flip."""
-    colour_jitter: tuple[float, float, float] | None = None
+    colour_jitter: tuple[NotNegative, NotNegative, NotNegative] | None = None
     """Largest relative change of brightness, contrast, saturation."""
     trivial_augment: StrictBool | None = None
     """One random operation of random strength for each image (TrivialAugment)."""
@@ -67,9 +114,9 @@ class ViewConfig(Section):
     """Beta parameter of mixup; 0 is off."""
     cutmix: float | None = Field(None, ge=0, le=1)
     """Beta parameter of cutmix; 0 is off. With mixup too, each pair of neighbours gets one of them."""
-    mean: tuple[float, float, float] | None = None
+    mean: tuple[Share, Share, Share] | None = None
     """Mean of each channel (0..1), subtracted on the device."""
-    std: tuple[float, float, float] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
     """Standard deviation of each channel (0..1), divided by on the device."""
 
 

@@ -31,7 +31,7 @@ static bool lock(PyObject *object, Py_buffer *view, const char *name, const char
     const char *format = view->format ? view->format : "B";
     if (*format == '@' || *format == '=') format++;
     if (!*format || format[1] || !strchr(codes, *format))
-        return fail(PyExc_TypeError, "%s has items of format %s, expected one of %s", name, view->format, codes);
+        return fail(PyExc_TypeError, "%s has items of format %s, expected one of %s", name, format, codes);
     if (items >= 0 && view->len != items * view->itemsize)
         return fail(PyExc_ValueError, "%s has %zd items, expected %zd", name, view->len / view->itemsize, items);
     return true;
@@ -130,7 +130,8 @@ static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
     Py_ssize_t n = (Py_ssize_t)b->s.count, pixels = n * 3 * size * size;
     if (!lock(raw_shapes, &b->raw_shapes, "raw_shapes", "il", 2 * n, false) ||
         !lock(geometry, &b->geometry, "geometry", "d", GEOMETRY_COLUMNS * n, false) ||
-        !lock(out, &b->out, "out", "B", pixels, true) || !lock(out_float, &b->out_float, "out_float", "f", pixels, true) ||
+        !lock(out, &b->out, "out", "B", pixels, true) ||
+        !lock(out_float, &b->out_float, "out_float", "f", pixels, true) ||
         !lock(status, &b->status, "status", "il", n, true))
         return false;
     if (out_float != Py_None && !read_scale_bias(scale_bias, b->s.scale, b->s.bias)) return false;
@@ -226,7 +227,8 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 1) || PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 1)) return -1;
+    if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));
 }
 

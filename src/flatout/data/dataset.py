@@ -2,40 +2,58 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.config.schema import DataConfig
 from flatout.data.layouts import Layout, canonical, find_layout
+from flatout.data.pack import open_split, read_manifest
+from flatout.data.readers import ObjectReader, Reader, Source, read_source
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import open_store
 from flatout.storage.protocol import Range, Store
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """A store that can say in one line what is wrong with its address or credentials."""
+
+    def check(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Split:
     """Samples in a fixed order: the sample id is the position. Sorted by class, then by name as bytes."""
 
-    store: Store
-    root: str
-    names: tuple[str, ...]  # relative to root
+    names: tuple[str, ...]  # relative to the dataset's root
     labels: NDArray[np.int64]
-    lengths: NDArray[np.int64]  # bytes of each object
+    lengths: NDArray[np.int64]  # bytes of each original file
+    reader: Reader
+    rows: NDArray[np.int64]  # where each sample is in the reader
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, ids: NDArray[np.int64]) -> list[bytes | StorageError]:
-        return self.store.read_many([Range(self.root + self.names[i], 0, int(self.lengths[i])) for i in ids.tolist()])
+    def locate(self, ids: NDArray[np.int64]) -> Sequence[Source | StorageError]:
+        return self.reader.locate(self.rows[ids])
+
+    def shapes(self, ids: NDArray[np.int64]) -> NDArray[np.int32] | None:
+        return self.reader.shapes(self.rows[ids])
+
+    def read(self, ids: NDArray[np.int64]) -> list[bytes | memoryview | StorageError]:
+        """The bytes themselves, whatever kind of source they come from."""
+        return [read_source(source) for source in self.locate(ids)]
 
     def take(self, ids: NDArray[np.int64], labels: NDArray[np.int64] | None = None) -> "Split":
         """Another split of these samples, renumbered in this order."""
         names = tuple(self.names[i] for i in ids.tolist())
-        return Split(self.store, self.root, names, self.labels[ids] if labels is None else labels, self.lengths[ids])
+        kept = self.labels[ids] if labels is None else labels
+        return Split(names, kept, self.lengths[ids], self.reader, self.rows[ids])
 
     def fingerprint(self, classes: Sequence[str]) -> str:
         """Digest of classes, names, labels and sizes: the same for a folder, a tar, a bucket or a pack of it."""
@@ -72,15 +90,41 @@ def open_dataset(config: DataConfig) -> Dataset:
     if not config.path:
         raise DataError("data.path is not set; give a folder, a .tar or a URL, for example --set data.path=data/shapes")
     store = open_store(config.path)
+    if isinstance(store, Checked):
+        store.check()
+    manifest = read_manifest(store)
+    dataset = _from_files(store, config.path) if manifest is None else _from_pack(store, manifest, config.path)
+    dataset = _limited(dataset, config)
+    return dataset if dataset.val is not None else _held_out(dataset, config.holdout)
+
+
+def _from_files(store: Store, path: str) -> Dataset:
     lengths = {entry.name: entry.bytes for entry in store.entries()}
-    layout = find_layout(lengths, lambda name: _read_text(store, name), config.path)
-    _refuse_empty_classes(store, layout, config.path)
+    layout = find_layout(lengths, lambda name: _read_text(store, name), path)
+    _refuse_empty_classes(store, layout, path)
     classes = sorted(layout.splits["train"], key=canonical)
     train = _split(store, layout, "train", classes, lengths)
     val = _split(store, layout, "val", classes, lengths) if "val" in layout.splits else None
-    dataset = Dataset(config.path, tuple(classes), train, val)
-    dataset = _limited(dataset, config)
-    return dataset if dataset.val is not None else _held_out(dataset, config.holdout)
+    return Dataset(path, tuple(classes), train, val)
+
+
+def _from_pack(store: Store, manifest: Mapping[str, Any], path: str) -> Dataset:
+    def split(name: str) -> Split:
+        opened = open_split(store, manifest, name)
+        arrays, count = opened.index.arrays, len(opened.index)
+        return Split(
+            opened.index.names,
+            arrays["label"].astype(np.int64),
+            arrays["original_length"].astype(np.int64),
+            opened.reader,
+            np.arange(count),
+        )
+
+    splits = {name: split(name) for name in manifest["splits"]}
+    dataset = Dataset(path, tuple(manifest["classes"]), splits["train"], splits.get("val"))
+    if dataset.fingerprint != manifest["fingerprint"]:
+        raise DataError(f"{path} does not have the fingerprint its manifest names; it was changed, pack it again")
+    return dataset
 
 
 def _read_text(store: Store, name: str) -> str:
@@ -95,7 +139,9 @@ def _refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
     folder = store.local_path(layout.root + layout.train_prefix)
     if folder is None or not os.path.isdir(folder):
         return
-    found = {item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith(".")}
+    found = {
+        item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False) and not item.name.startswith(".")
+    }
     empty = sorted(found - {name for name, members in layout.splits["train"].items() if members})
     if empty:
         raise DataError(
@@ -113,8 +159,10 @@ def _split(store: Store, layout: Layout, split: str, classes: list[str], lengths
         ordered = sorted(members[name], key=canonical)
         names += ordered
         labels += [label] * len(ordered)
-    sizes = np.array([lengths[layout.root + name] for name in names], np.int64)
-    return Split(store, layout.root, tuple(names), np.array(labels, np.int64), sizes)
+    objects = tuple(layout.root + name for name in names)
+    sizes = np.array([lengths[name] for name in objects], np.int64)
+    reader = ObjectReader(store, objects, sizes)
+    return Split(tuple(names), np.array(labels, np.int64), sizes, reader, np.arange(len(names)))
 
 
 def _compare_class_maps(train: list[str], val: list[str], where: str) -> None:
@@ -152,7 +200,11 @@ def _kept_classes(known: tuple[str, ...], wanted: int | list[str] | None) -> lis
         unknown = [name for name in wanted if name not in known]
         if unknown:
             raise DataError(f"data.classes names {unknown[0]!r}, which is not among the {len(known)} classes")
-        return sorted(wanted, key=canonical)
+        if not wanted:
+            raise DataError(
+                f"data.classes is an empty list; name some of the {len(known)} classes, or use null for all"
+            )
+        return sorted(set(wanted), key=canonical)
     if wanted is not None and wanted > len(known):
         raise DataError(f"data.classes is {wanted} but the dataset has {len(known)}; set it to at most {len(known)}")
     return list(known[:wanted])

@@ -34,6 +34,10 @@ class Draws:
     trivial: NDArray[np.float64] | None
     erase: NDArray[np.float64] | None
 
+    @property
+    def recolours(self) -> bool:
+        return self.colour is not None or self.trivial is not None or self.erase is not None
+
 
 def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
     """Everything random about these samples in this epoch."""

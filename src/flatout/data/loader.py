@@ -3,15 +3,19 @@
 import os
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
-from flatout.data.decode import decode_image
+from flatout.data.decode import decode_pixels, native
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe
 from flatout.data.process_pool import ProcessPool
+from flatout.data.readers import read_source
+from flatout.data.tiers import choose_cache
 from flatout.errors import StorageError, TooManyQuarantined
 
 
@@ -26,7 +30,9 @@ class Loader:
         deadline_seconds: float,
         max_quarantine_share: float,
         look_ahead: bool = True,
+        notes: tuple[str, ...] = (),
     ) -> None:
+        self.notes = notes
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch
@@ -50,7 +56,8 @@ class Loader:
         for index in range(start, self.batches_per_epoch):
             prepared = self._pool.wait((epoch, index), self._deadline_seconds)
             self._pending.popleft()
-            self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
+            if self._look_ahead or index + 1 < self.batches_per_epoch:
+                self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
             yield self._checked(prepared)
 
     def close(self) -> None:
@@ -102,17 +109,28 @@ def as_batch(prepared: Prepared) -> Batch:
 
 
 def open_loader(recipe: Recipe, config: DataConfig, workers: int, look_ahead: bool = True) -> Loader:
-    """A loader with the kind and number of workers the configuration asks for."""
+    """A loader with the kind and number of workers the configuration asks for, and the cache that fits."""
     recipe = _with_raw_shape(recipe)
+    kind = choose_kind(config.worker_kind, workers)
+    cache = choose_cache(config.cache, recipe, kind)
     pool: Pool
-    if workers == 0:
-        pool = InlinePool(recipe)
-    elif config.worker_kind == "thread":
-        pool = ThreadPool(recipe, workers)
+    if kind == "inline":
+        pool = InlinePool(recipe, cache.store)
+    elif kind == "thread":
+        pool = ThreadPool(recipe, workers, cache.store)
     else:
         pool = ProcessPool(recipe, workers)
     prefetch = 1 if workers == 0 else 2 * workers if config.prefetch == "auto" else config.prefetch
-    return Loader(recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead)
+    return Loader(
+        recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead, (cache.note,)
+    )
+
+
+def choose_kind(wanted: str, workers: int) -> str:
+    """Threads scale with the compiled decoder, which works outside the GIL; without it, processes do."""
+    if workers == 0:
+        return "inline"
+    return ("thread" if native is not None else "process") if wanted == "auto" else wanted
 
 
 def choose_workers(wanted: int | str, device_kind: str) -> int:
@@ -127,12 +145,12 @@ def _with_raw_shape(recipe: Recipe) -> Recipe:
     """A raw view takes the size of its images from the first sample."""
     if recipe.view.crop != "raw":
         return recipe
-    from dataclasses import replace
-
-    import numpy as np
-
-    (answer,) = recipe.split.read(np.zeros(1, np.int64))
+    first = np.zeros(1, np.int64)
+    shapes = recipe.split.shapes(first)
+    if shapes is not None:
+        return replace(recipe, raw_shape=(int(shapes[0][0]), int(shapes[0][1])))
+    answer = read_source(recipe.split.locate(first)[0])
     if isinstance(answer, StorageError):
         raise answer
-    image = decode_image(answer)
-    return replace(recipe, raw_shape=(image.height, image.width))
+    height, width = decode_pixels(answer).shape[:2]
+    return replace(recipe, raw_shape=(height, width))

@@ -33,11 +33,15 @@ def crop_box(row: NDArray[np.float64], width: int, height: int) -> tuple[int, in
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def place(image: Image.Image, row: NDArray[np.float64], side: int, out: Pixels) -> None:
-    """Crop, resize (antialiased), shift and flip into `out`, [3, side, side]."""
-    x, y, w, h = crop_box(row, image.width, image.height)
-    cropped = image.crop((x, y, x + w, y + h)).resize((side, side), Image.Resampling.BILINEAR)
-    pixels = np.asarray(cropped).transpose(2, 0, 1)
+def place(image: Pixels, row: NDArray[np.float64], side: int, out: Pixels) -> None:
+    """Crop, resize (antialiased), shift and flip an [h, w, 3] image into `out`, [3, side, side]."""
+    x, y, w, h = crop_box(row, image.shape[1], image.shape[0])
+    cropped = image[y : y + h, x : x + w]
+    if (w, h) != (side, side):
+        cropped = np.asarray(
+            Image.fromarray(np.ascontiguousarray(cropped)).resize((side, side), Image.Resampling.BILINEAR)
+        )
+    pixels = cropped.transpose(2, 0, 1)
     dx, dy = int(row[draws.SHIFT_X]), int(row[draws.SHIFT_Y])
     if dx or dy:
         pixels = _shifted(pixels, dx, dy)
@@ -48,18 +52,19 @@ def _shifted(pixels: Pixels, dx: int, dy: int) -> Pixels:
     """out[y, x] = pixels[y + dy, x + dx], black outside."""
     side = pixels.shape[1]
     out = np.zeros_like(pixels, order="C")
+    dx, dy = max(-side, min(side, dx)), max(-side, min(side, dy))  # farther out it is all black
     rows, columns = slice(max(0, -dy), min(side, side - dy)), slice(max(0, -dx), min(side, side - dx))
     out[:, rows, columns] = pixels[:, max(0, dy) : min(side, side + dy), max(0, dx) : min(side, side + dx)]
     return out
 
 
-def place_raw(image: Image.Image, out: Pixels) -> None:
+def place_raw(image: Pixels, out: Pixels) -> None:
     """The image as it is; all samples of a raw view must have one size."""
-    if (image.height, image.width) != out.shape[1:]:
+    if image.shape[:2] != out.shape[1:]:
         raise Undecodable(
-            f"{image.width} x {image.height} pixels, but the raw view holds {out.shape[2]} x {out.shape[1]}"
+            f"{image.shape[1]} x {image.shape[0]} pixels, but the raw view holds {out.shape[2]} x {out.shape[1]}"
         )
-    out[...] = np.asarray(image).transpose(2, 0, 1)
+    out[...] = image.transpose(2, 0, 1)
 
 
 def recolour(pixels: Pixels, drawn: draws.Draws, slot: int, erase_fill: tuple[int, int, int]) -> None:

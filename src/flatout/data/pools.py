@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flatout.data.batch import Prepared
 from flatout.data.prepare import Recipe, prepare
+from flatout.data.sample_cache import SampleCache
 from flatout.errors import WorkerFailed
 
 Key = tuple[int, int]  # epoch, index
@@ -41,9 +42,11 @@ class Buffers:
         with self._lock:
             stack = self._free.get(count)
             flat = stack.pop() if stack else np.empty(count, np.uint8)
-        view = flat.reshape(shape)
-        weakref.finalize(view, self._give_back, flat)
-        return view
+        # numpy lets a slice refer to the owner of the memory, past the array it was cut from: without the memoryview
+        # between them, a slice would keep `flat` but not `lease`, and the buffer would come back while still in use
+        lease = np.frombuffer(flat.data, np.uint8)
+        weakref.finalize(lease, self._give_back, flat)
+        return lease.reshape(shape)
 
     def _give_back(self, flat: NDArray[np.uint8]) -> None:
         with self._lock:
@@ -55,15 +58,16 @@ class Buffers:
 class InlinePool:
     """Zero workers: a batch is prepared when it is waited for."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, cache: SampleCache | None = None) -> None:
         self._recipe = recipe
+        self._cache = cache
         self._buffers = Buffers()
 
     def submit(self, key: Key) -> None:
         pass
 
     def wait(self, key: Key, deadline_seconds: float) -> Prepared:
-        return prepare(self._recipe, *key, self._buffers.take(self._recipe.shape(key[0])))
+        return prepare(self._recipe, *key, self._buffers.take(self._recipe.shape(key[0])), self._cache)
 
     def forget(self) -> None:
         pass
@@ -75,8 +79,9 @@ class InlinePool:
 class ThreadPool:
     """Threads that prepare whole batches. Idle threads sleep on the queue."""
 
-    def __init__(self, recipe: Recipe, workers: int) -> None:
+    def __init__(self, recipe: Recipe, workers: int, cache: SampleCache | None = None) -> None:
         self._recipe = recipe
+        self._cache = cache
         self._buffers = Buffers()
         self._queue: queue.SimpleQueue[tuple[Key, int] | None] = queue.SimpleQueue()
         self._done: dict[Key, Prepared | BaseException] = {}
@@ -122,7 +127,7 @@ class ThreadPool:
                 continue
             outcome: Prepared | BaseException
             try:
-                outcome = prepare(self._recipe, *key, self._buffers.take(self._recipe.shape(key[0])))
+                outcome = prepare(self._recipe, *key, self._buffers.take(self._recipe.shape(key[0])), self._cache)
             except BaseException as error:  # handed to the waiting thread: no failure in a worker is ever lost
                 outcome = error
             with self._ready:

@@ -2,7 +2,7 @@
 so that a worker process starts in a fraction of a second."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 
 from flatout.data.batch import Failure, Prepared, StageSeconds
 from flatout.data.dataset import Split
-from flatout.data.decode import Undecodable, decode_image
+from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.draws import Draws, Mix, draw, draw_mix
 from flatout.data.pixels import place, place_raw, recolour
+from flatout.data.readers import Source, read_source
+from flatout.data.sample_cache import SampleCache
 from flatout.data.views import View
-from flatout.errors import StorageError
+from flatout.errors import ObjectMissing, StorageError
 from flatout.sampling import batch_count, batch_ids, epoch_order
+
+_TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,10 @@ class Recipe:
     def batches_per_epoch(self) -> int:
         return batch_count(len(self.split), self.batch_size)
 
-    def shape(self, epoch: int, count: int | None = None) -> tuple[int, int, int, int]:
+    def shape(self, epoch: int) -> tuple[int, int, int, int]:
         """Shape of the images of a full batch."""
         side = self.view.side(epoch)
-        return (count or self.batch_size, 3, *(self.raw_shape or (side, side)))
+        return (self.batch_size, 3, *(self.raw_shape or (side, side)))
 
     def ids(self, epoch: int, index: int) -> NDArray[np.int64]:
         """Sample ids of one batch."""
@@ -54,53 +58,132 @@ def _order(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def prepare(
-    recipe: Recipe, epoch: int, index: int, images: NDArray[np.uint8], watch: Callable[[int], None] = lambda _: None
+    recipe: Recipe,
+    epoch: int,
+    index: int,
+    images: NDArray[np.uint8],
+    cache: SampleCache | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> Prepared:
     """Fill `images` (at least as long as the batch) and return the batch as views of it.
 
-    `watch` is told each sample id before it is decoded, so that a crash can be blamed on the right one.
+    `watch` is told each sample id before it is decoded, one by one in Python, so that a crash can be blamed on the
+    right one; without it the compiled decoder takes the whole batch in one call.
     """
     stages = StageSeconds()
     ids = recipe.ids(epoch, index)
-    started = time.perf_counter()
-    answers = recipe.split.read(ids)
-    stages.fetch = time.perf_counter() - started
     drawn = draw(recipe.view, recipe.seed, epoch, ids)
-    good: list[int] = []
-    failures: list[Failure] = []
-    for slot, (sample_id, answer) in enumerate(zip(ids.tolist(), answers, strict=True)):
-        try:
+    sources, shapes = _fetch(recipe.split, ids, cache, stages)
+    status = np.full(len(ids), _TO_DO, np.int32)
+    if native is not None and watch is None and recipe.view.crop != "raw":
+        _load_compiled(sources, shapes, drawn, images, status, stages)
+    failures: dict[int, str] = {}
+    for slot in np.flatnonzero(status).tolist():
+        sample_id = int(ids[slot])
+        if watch is not None:
             watch(sample_id)
+        try:
             if sample_id in recipe.banned:
                 raise Undecodable("decoding it killed three workers")
-            _prepare_one(recipe, answer, drawn, slot, images[len(good)], stages)
-            good.append(slot)
+            shape = None if shapes is None or not shapes[slot][0] else (int(shapes[slot][0]), int(shapes[slot][1]))
+            _load_one(recipe, sources[slot], shape, drawn.geometry[slot], images[slot], stages)
         except Undecodable as error:
-            failures.append(Failure(sample_id, recipe.split.names[sample_id], str(error)))
-    watch(-1)
-    mix = draw_mix(recipe.view, recipe.seed, epoch, ids, images.shape[2])
-    kept = ids[good]
-    return Prepared(
-        epoch, index, images[: len(good)], recipe.split.labels[kept], kept, _compacted(mix, good), failures, stages
-    )
+            failures[slot] = str(error)
+    if watch is not None:
+        watch(-1)
+    return _finished(recipe, epoch, index, ids, images, drawn, failures, stages)
 
 
-def _prepare_one(
-    recipe: Recipe, answer: bytes | StorageError, drawn: Draws, slot: int, out: NDArray[np.uint8], stages: StageSeconds
-) -> None:
-    if isinstance(answer, StorageError):
-        raise Undecodable(str(answer))
-    stages.bytes_read += len(answer)
+def _fetch(
+    split: Split, ids: NDArray[np.int64], cache: SampleCache | None, stages: StageSeconds
+) -> tuple[Sequence[Source | StorageError], NDArray[np.int32] | None]:
+    """Sources of the samples and the shapes of those that are decoded already. A store that fails is not a bad
+    sample: the error is raised, and the batch is asked for again or the run stops."""
     started = time.perf_counter()
-    image = decode_image(answer)
+    if cache is not None:
+        return cache.fetch(split, ids, stages)
+    sources, shapes = split.locate(ids), split.shapes(ids)
+    for source in sources:
+        if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
+            raise source
+    stages.fetch += time.perf_counter() - started
+    return sources, shapes
+
+
+def _load_compiled(
+    sources: Sequence[Source | StorageError],
+    shapes: NDArray[np.int32] | None,
+    drawn: Draws,
+    images: NDArray[np.uint8],
+    status: NDArray[np.int32],
+    stages: StageSeconds,
+) -> None:
+    assert native is not None
+    usable = [None if isinstance(source, StorageError) else source for source in sources]
+    fetch, decode, augment, bytes_read = native.load_slice(
+        usable, shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], None, None, status
+    )
+    stages.fetch += fetch
+    stages.decode += decode
+    stages.augment += augment
+    stages.bytes_read += bytes_read + sum(len(source) for source in usable if not isinstance(source, str | None))
+
+
+def _load_one(
+    recipe: Recipe,
+    source: Source | StorageError,
+    shape: tuple[int, int] | None,
+    geometry: NDArray[np.float64],
+    out: NDArray[np.uint8],
+    stages: StageSeconds,
+) -> None:
+    """The reference path: Pillow, or a decoder that gives the same pixels."""
+    started = time.perf_counter()
+    data = read_source(source)
+    if isinstance(data, StorageError):
+        if not isinstance(data, ObjectMissing):
+            raise data
+        raise Undecodable(str(data))
+    stages.bytes_read += len(data)
+    fetched = time.perf_counter()
+    pixels = decode_pixels(data) if shape is None else np.frombuffer(data, np.uint8).reshape(*shape, 3)
     decoded = time.perf_counter()
     if recipe.view.crop == "raw":
-        place_raw(image, out)
+        place_raw(pixels, out)
     else:
-        place(image, drawn.geometry[slot], out.shape[1], out)
-    recolour(out, drawn, slot, _fill(recipe.view))
-    stages.decode += decoded - started
+        place(pixels, geometry, out.shape[1], out)
+    stages.fetch += fetched - started
+    stages.decode += decoded - fetched
     stages.augment += time.perf_counter() - decoded
+
+
+def _finished(
+    recipe: Recipe,
+    epoch: int,
+    index: int,
+    ids: NDArray[np.int64],
+    images: NDArray[np.uint8],
+    drawn: Draws,
+    failures: dict[int, str],
+    stages: StageSeconds,
+) -> Prepared:
+    """Recolour what is there, close the gaps of what is not."""
+    good = [slot for slot in range(len(ids)) if slot not in failures]
+    if drawn.recolours:
+        started = time.perf_counter()
+        for slot in good:
+            recolour(images[slot], drawn, slot, _fill(recipe.view))
+        stages.augment += time.perf_counter() - started
+    if failures:
+        for new, old in enumerate(good):
+            if new != old:
+                images[new] = images[old]
+    mix = draw_mix(recipe.view, recipe.seed, epoch, ids, images.shape[2])
+    kept = ids[good] if failures else ids
+    left_out = [Failure(int(ids[slot]), recipe.split.names[ids[slot]], reason) for slot, reason in failures.items()]
+    return Prepared(
+        epoch, index, images[: len(good)], recipe.split.labels[kept], kept, _compacted(mix, good), left_out, stages
+    )
 
 
 def _fill(view: View) -> tuple[int, int, int]:

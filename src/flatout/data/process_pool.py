@@ -31,6 +31,7 @@ from flatout.units import format_bytes
 
 MAX_DEATHS = 3  # of workers on the same sample or batch
 _HEADER_BYTES = 4096  # holds the id of the sample being decoded
+_NO_SAMPLE = (-1).to_bytes(8, sys.byteorder, signed=True)
 _SLOTS = 2  # finished batches a worker may hold while the trainer is busy with a step
 
 
@@ -44,6 +45,7 @@ class _Worker:
         try:
             _allocate(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
             self.memory = mmap.mmap(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
+            self.memory[:8] = _NO_SAMPLE  # a worker that dies while starting must not be blamed on sample 0
             ours, theirs = socket.socketpair()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flatout.data.process_pool", str(theirs.fileno()), str(fd)],
@@ -80,6 +82,7 @@ class ProcessPool:
         self._waiting: deque[tuple[Key, int]] = deque()
         self._done: dict[Key, Prepared | FlatoutError] = {}
         self._deaths: dict[Key | int, int] = {}
+        self._suspects: set[Key] = set()  # batches that killed a worker: prepared sample by sample from then on
         self._round = 0
         self._workers = [_Worker(recipe, self._buffer_bytes) for _ in range(workers)]
         self.deaths = 0
@@ -123,8 +126,9 @@ class ProcessPool:
                 return
             task = self._waiting.popleft()
             worker.tasks.append(task)
+            careful = task[0] in self._suspects
             with suppress(OSError):  # a dead worker is noticed, and its tasks given away, in _receive
-                worker.connection.send(task[0])
+                worker.connection.send((task[0], careful))
 
     def _receive(self, worker: _Worker) -> None:
         try:
@@ -149,6 +153,7 @@ class ProcessPool:
         self.deaths += 1
         sample, status = worker.current_sample(), worker.process.wait()
         blamed: Key | int = sample if sample >= 0 else worker.tasks[0][0] if worker.tasks else -1
+        self._suspects.update(task[0] for task in worker.tasks)
         self._deaths[blamed] = self._deaths.get(blamed, 0) + 1
         if self._deaths[blamed] >= MAX_DEATHS:
             if not isinstance(blamed, int) or blamed < 0:
@@ -187,30 +192,30 @@ def _serve(connection: Connection, memory: mmap.mmap) -> None:
     slot_bytes = (len(memory) - _HEADER_BYTES) // _SLOTS
     current = np.frombuffer(memory, np.int64, 1)
     current[0] = -1
-    keys: deque[Key] = deque()
+    tasks: deque[tuple[Key, bool]] = deque()
     sent = free = _SLOTS
 
     def watch(sample_id: int) -> None:
         current[0] = sample_id
 
     while True:
-        while not keys or not free:
+        while not tasks or not free:
             if (message := connection.recv()) == "go":
                 free += 1
             else:
-                keys.append(message)
-        key = keys.popleft()
+                tasks.append(message)
+        key, careful = tasks.popleft()
         shape, offset = recipe.shape(key[0]), _HEADER_BYTES + sent % _SLOTS * slot_bytes
         images = np.frombuffer(memory, np.uint8, int(np.prod(shape)), offset).reshape(shape)
-        connection.send(_answer(recipe, key, images, watch))
+        connection.send(_answer(recipe, key, images, watch if careful else None))
         sent, free = sent + 1, free - 1
 
 
 def _answer(
-    recipe: Recipe, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None]
+    recipe: Recipe, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
 ) -> Prepared | FlatoutError:
     try:
-        prepared = prepare(recipe, *key, images, watch)
+        prepared = prepare(recipe, *key, images, watch=watch)
         prepared.images = images[:0]  # the pixels stay in the mapped buffer
         return prepared
     except FlatoutError as error:

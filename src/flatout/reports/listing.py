@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from flatout.runs import Run
 from flatout.units import format_seconds, format_usd
@@ -16,8 +17,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
         top1 = run.summary.get("accuracy", {}).get("top1")
         speed = run.summary.get("throughput", {}).get("samples_per_second")
         table.add_row(
-            run.name,
-            run.status,
+            Text(run.name),
+            Text(f"{run.status} (emulated)" if run.summary.get("device", {}).get("emulated") else run.status),
             "n/a" if top1 is None else f"{100 * top1:.1f} %",
             str(len(run.epochs)),
             "n/a" if speed is None else f"{speed:.0f}",

@@ -22,7 +22,7 @@ def render(run: Run) -> RenderableType:
     """Everything as one renderable, from the run's files alone."""
     return Panel(
         Group(_headline(run), Text(), _figures(run), Text(), *_ledger(run), Text(), _files(run)),
-        title=f"flatout: {run.name}",
+        title=Text(f"flatout: {run.name}"),
         title_align="left",
         padding=(1, 2),
     )
@@ -53,8 +53,7 @@ def _figures(run: Run) -> Table:
     rows = [
         ("accuracy", _accuracy(accuracy)),
         ("loss", f"train {_number(accuracy.get('train_loss'))}, validation {_number(accuracy.get('val_loss'))}"),
-        ("speed", f"{_number(throughput.get('samples_per_second'), '.0f')} samples/s"
-                  f", step {format_seconds(steps.get('mean'))} (p50 {format_seconds(steps.get('p50'))}, p95 {format_seconds(steps.get('p95'))})"),
+        ("speed", f"{_number(throughput.get('samples_per_second'), '.0f')} samples/s, {_step_times(steps)}"),
         ("work", f"{len(run.epochs)} epochs, {len(run.steps)} steps, {summary.get('samples_seen') or 0:,} samples"
                  f", {summary.get('attempts') or 0} attempt(s)"),
         ("data", f"{data.get('samples_total') or 0:,} samples, {format_bytes(data.get('dataset_bytes'))}"
@@ -63,14 +62,21 @@ def _figures(run: Run) -> Table:
         ("cost", _cost(summary.get("cost") or {})),
     ]  # fmt: skip
     for name, value in rows:
-        table.add_row(Text(name, style="dim"), value)
+        table.add_row(Text(name, style="dim"), Text(value))
     return table
+
+
+def _step_times(steps: dict[str, Any]) -> str:
+    mean, p50, p95 = (format_seconds(steps.get(name)) for name in ("mean", "p50", "p95"))
+    return f"step {mean} (p50 {p50}, p95 {p95})"
 
 
 def _accuracy(accuracy: dict[str, Any]) -> str:
     if accuracy.get("top1") is None:
         return "n/a (no validation yet)"
-    text = f"top-1 {100 * accuracy['top1']:.2f} %, top-5 {100 * accuracy['top5']:.2f} %"
+    text = f"top-1 {100 * accuracy['top1']:.2f} %"
+    if accuracy.get("top5") is not None:
+        text += f", top-5 {100 * accuracy['top5']:.2f} %"
     best = accuracy.get("best_epoch")
     return text if best is None else f"{text}, best epoch {best + 1}"
 

@@ -2,13 +2,14 @@
 
 import csv
 import fcntl
+import io
 import json
 import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, AnyStr
 
 from flatout.errors import RunDirectoryError
 
@@ -43,8 +44,13 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Hold the run until this process ends; the kernel lets go of it even after a kill -9."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        file = self._lock_path.open("a+", encoding="utf-8")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = self._lock_path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.root} cannot be written to: {error.strerror}; choose another --run DIR"
+            ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -110,7 +116,7 @@ class Table:
     def _open(self, row: Mapping[str, Any]) -> None:
         _drop_torn_tail(self._path)
         if self._path.exists() and self._path.stat().st_size:
-            with self._path.open(newline="", encoding="utf-8") as file:
+            with self._path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
                 self._columns = next(csv.reader(file))
             self._file = self._path.open("a", newline="", encoding="utf-8", errors="surrogateescape")
             return
@@ -125,14 +131,22 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         text = file.read()
-    whole = text[: text.rfind("\n") + 1]
-    return list(csv.DictReader(whole.splitlines(keepends=True)))
+    # lines as csv sees them: splitlines() would also cut at the form feeds and U+2028 that file names may hold
+    return list(csv.DictReader(io.StringIO(text[: _whole_length(text, "\n", '"')], newline="")))
 
 
 def _drop_torn_tail(path: Path) -> None:
     with suppress(FileNotFoundError), path.open("rb+") as file:
         data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
+        file.truncate(_whole_length(data, b"\n", b'"'))
+
+
+def _whole_length(data: AnyStr, newline: AnyStr, quote: AnyStr) -> int:
+    """Where the last whole row ends. A newline inside quotes belongs to a file's name and ends no row."""
+    end = data.rfind(newline) + 1
+    while data.count(quote, 0, end) % 2:
+        end = data.rfind(newline, 0, end - 1) + 1
+    return end
 
 
 def _cell(value: Any) -> Any:

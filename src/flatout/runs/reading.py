@@ -1,5 +1,6 @@
 """Reading runs, finished, running or dead. Needs no torch, so any run can be looked at on any laptop."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ def read_run(path: Path | str) -> Run:
     directory = RunDirectory(Path(path))
     if not directory.exists:
         raise RunDirectoryError(f"no run in {path}; `flatout runs` lists those under runs/")
-    with directory.config.open(encoding="utf-8") as file:
-        config = yaml.safe_load(file)
+    try:
+        config = yaml.safe_load(directory.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RunDirectoryError(f"cannot read {directory.config}: {' '.join(str(error).split())}") from None
     return Run(
         directory.root,
         _final_summary(directory),
@@ -56,8 +59,10 @@ def list_runs(folder: Path) -> list[Run]:
 
 def _final_summary(directory: RunDirectory) -> dict[str, Any]:
     summary = read_json(directory.summary)
-    if summary.get("status", "running") != "running" or directory.in_use():
+    if summary.get("status", "running") != "running":
         return summary
+    if directory.in_use():
+        return {"run": directory.root.name, "status": "running", **summary}
     summary = {
         **summary,
         "run": summary.get("run", directory.root.name),
@@ -65,8 +70,6 @@ def _final_summary(directory: RunDirectory) -> dict[str, Any]:
         "cause": "the process ended without a word (killed, out of memory, or the machine went down); "
         "the same train command resumes from the newest checkpoint",
     }
-    try:
+    with suppress(OSError):  # a read-only copy is still readable
         write_json(directory.summary, summary)
-    except OSError:
-        pass  # a read-only copy is still readable
     return summary

@@ -1,5 +1,6 @@
 """From records to summary.json: pure, so that a dead run can be summed up as well as a finished one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,13 +34,20 @@ def accuracy(epochs: Sequence[Mapping[str, str]], metric: str, higher_is_better:
     """Figures of the last validation, and which epoch was best by the chosen metric."""
 
     def last(name: str) -> float | None:
-        return next((float(row[name]) for row in reversed(epochs) if row.get(name)), None)
+        return next((_finite(row[name]) for row in reversed(epochs) if row.get(name)), None)
 
-    rated = [(float(row[metric]), int(row["epoch"])) for row in epochs if row.get(metric)]
+    values = [(_finite(row[metric]), int(row["epoch"])) for row in epochs if row.get(metric)]
+    rated = [(value, epoch) for value, epoch in values if value is not None]
     pick = max if higher_is_better else min
     best = pick(rated, key=lambda each: each[0]) if rated else None
     names = ("top1", "top5", "val_loss", "train_loss")
     return {**{name: last(name) for name in names}, "best_epoch": best[1] if best else None}
+
+
+def _finite(text: str) -> float | None:
+    """JSON has no NaN, and a metric that is none cannot be the best."""
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def add_parts(attempts: Sequence[Mapping[str, float]]) -> dict[str, float]:

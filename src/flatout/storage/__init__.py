@@ -28,7 +28,7 @@ def open_store(url: str, **options: Any) -> Store:
     if separator and scheme in _OBJECT_SCHEMES:
         return _open_object_store(url, options)
     if separator and scheme != "file":
-        raise DataError(f"{url!r} has the scheme {scheme!r}; use a path, file://, s3://, gs:// or az://")
+        raise DataError(f"data at {scheme}:// cannot be read; use a path, file://, s3://, gs:// or az://")
     if options:
         raise ConfigError(
             f"store options {', '.join(sorted(options))} have no meaning for the local path {url!r}; remove them"

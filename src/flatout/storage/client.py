@@ -43,8 +43,9 @@ def parse_address(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if scheme not in _CLASSES or not re.fullmatch(r"[A-Za-z0-9$][A-Za-z0-9._-]{1,254}", bucket):
+        shown = f"{scheme}://{rest.rpartition('@')[2]}"  # some write keys before an @
         raise DataError(
-            f"{url!r} is not an object store address; write s3://bucket/prefix, gs://... or az://container/..."
+            f"{shown!r} is not an object store address; write s3://bucket/prefix, gs://... or az://container/..."
         )
     return Address(scheme, bucket, prefix.strip("/"))
 
@@ -104,7 +105,7 @@ def _config_error(address: Address, error: Exception) -> Exception:
 
 
 def _as_text(value: Option) -> str:
-    return str(value).lower() if isinstance(value, bool) else value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _endpoint(scheme: str, options: Mapping[str, Option]) -> str | None:
@@ -116,7 +117,8 @@ def _endpoint(scheme: str, options: Mapping[str, Option]) -> str | None:
     else:
         endpoint = text.get("endpoint") or os.environ.get("AZURE_STORAGE_ENDPOINT")
     if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or re.search(r"\s", endpoint)):
-        raise ConfigError(f"endpoint {endpoint!r} is not an address; write http://host:port or https://host")
+        shown = endpoint.rpartition("@")[2]
+        raise ConfigError(f"endpoint {shown!r} is not an address; write http://host:port or https://host")
     return endpoint
 
 
@@ -160,15 +162,20 @@ os.register_at_fork(after_in_child=_renew_lock)
 def _load_another_copy(library_path: str) -> None:
     old_names = [name for name in sys.modules if name.partition(".")[0] == "obstore"]
     _left_behind.extend(sys.modules.pop(name) for name in old_names)
-    with tempfile.TemporaryDirectory(prefix="flatout-obstore-") as folder:
-        copy = os.path.join(folder, os.path.basename(library_path))
-        shutil.copyfile(library_path, copy)
-        spec = importlib.util.spec_from_file_location("obstore._obstore", copy)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["obstore._obstore"] = module
-        spec.loader.exec_module(module)
+    try:
+        with tempfile.TemporaryDirectory(prefix="flatout-obstore-") as folder:
+            copy = shutil.copyfile(library_path, os.path.join(folder, os.path.basename(library_path)))
+            spec = importlib.util.spec_from_file_location("obstore._obstore", copy)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    except (OSError, ImportError) as error:  # no room, or a temporary folder from which nothing may run
+        raise StorageError(
+            f"object stores cannot be used in this forked process ({type(error).__name__} on loading obstore again); "
+            "start workers by spawn or forkserver, or set TMPDIR to a folder that allows execution"
+        ) from None
+    sys.modules["obstore._obstore"] = module
 
 
 _left_behind: list[object] = []

@@ -22,7 +22,7 @@ class ReadOptions:
     max_in_flight: int = 64
     """Requests in flight at most, over all threads of a process."""
     deadline_seconds: float = 60.0
-    """An object must arrive within this; on a slow link ask for smaller ranges or raise it."""
+    """Without a usable answer, an object is given up; without any sign of life, the whole call."""
     throttle_seconds: float = 180.0
     """Patience with a store that answers 503: it is alive, and a minute of SlowDown must not end a run."""
     stall_seconds: float = 10.0
@@ -36,7 +36,9 @@ class ReadOptions:
         return RetryPolicy(self.deadline_seconds, self.throttle_seconds)
 
     def timeouts(self) -> Timeouts:
-        return Timeouts(self.deadline_seconds, min(self.stall_seconds, self.deadline_seconds))
+        stall_seconds = min(self.stall_seconds, self.deadline_seconds)
+        # A slow link may take its time as long as bytes keep coming; ten deadlines end even a trickle.
+        return Timeouts(whole_seconds=10 * self.deadline_seconds, stall_seconds=stall_seconds)
 
 
 class Connection:
@@ -69,6 +71,15 @@ class Connection:
         with self._refreshing:
             if self.client is used_client:
                 self.client = self.build()
+
+    def object_bytes(self, client: Any, name: str) -> int:
+        """Ask for an object's size only; raises what obstore raises."""
+        started = time.monotonic()
+        try:
+            size: int = client.head(name)["size"]
+            return size
+        finally:
+            self.book.add_request(time.monotonic() - started, 0, throttled=False)
 
     def note(self, trouble: Trouble | None, seconds: float, byte_count: int) -> None:
         """Keep what one finished request says about the store."""

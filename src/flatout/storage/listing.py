@@ -34,7 +34,7 @@ def list_entries(connection: Connection) -> Iterator[Entry]:
         client, trouble = connection.client, None
         try:
             for page in _pages(connection, client, position.last_name):
-                attempts, started = 0, time.monotonic()
+                attempts, refreshed = 0, False
                 yield from _without_folders(connection, client, page, position)
                 started = time.monotonic()
         except Exception as error:  # the consumer's own errors do not come through a yield
@@ -74,7 +74,7 @@ def _without_folders(
 ) -> Iterator[Entry]:
     """obstore drops a key's last slash, so `a/` and `a` look alike; only the store knows which it is."""
     empty = [item["path"] for item in page if item["size"] == 0 and item["path"]]
-    verdicts = connection.pool.map(lambda name: _is_folder(client, name), empty)
+    verdicts = connection.pool.map(lambda name: _is_folder(connection, client, name), empty)
     folders = {name for name, is_folder in zip(empty, verdicts, strict=True) if is_folder}
     for item in page:
         name, byte_count = item["path"], item["size"]
@@ -86,9 +86,9 @@ def _without_folders(
             yield Entry(name, byte_count)
 
 
-def _is_folder(client: Any, name: str) -> bool:
+def _is_folder(connection: Connection, client: Any, name: str) -> bool:
     try:
-        return bool(client.head(name)["size"] != 0)  # then the zero-byte key is the other one, with the slash
+        return connection.object_bytes(client, name) != 0  # then the zero-byte key is the other one, with the slash
     except FileNotFoundError:
         return True
     except Exception:

@@ -19,7 +19,7 @@ def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class FolderStore:
     """Regular files under `root`, through symbolic links, each folder once."""
 
@@ -66,7 +66,7 @@ class FolderStore:
             os.close(file)
 
 
-@dataclass
+@dataclass(eq=False)
 class TarStore:
     """Regular members of an uncompressed tar. The table of offsets is made on first use and travels with a pickle."""
 

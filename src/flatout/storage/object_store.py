@@ -24,14 +24,14 @@ from flatout.storage.reading import Read, read_range
 from flatout.storage.retry import Outcome
 
 
-@dataclass
+@dataclass(eq=False)
 class ObjectStore:
     """Objects under `url`. Connects on first use, once per process; storage/protocol.py has the contract."""
 
     url: str
     options: Mapping[str, Option] = field(default_factory=dict, repr=False)  # may hold keys: never shown
     reading: ReadOptions = field(default_factory=ReadOptions)
-    _connections: dict[int, Connection] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _connections: dict[int, Connection] = field(default_factory=dict, init=False, repr=False)
     """By process: a forked child finds its parent's, and opens its own."""
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from flatout.storage.retry import Asked, GiveUp, Outcome, next_attempt
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 _WHOLE_BYTES = 64 * 1024 * 1024
 """Largest object read whole for the sake of a range, where the server ignores ranges."""
+_PART_BYTES = 256 * 1024
 
 
 class _Troubled(Exception):
@@ -106,7 +107,7 @@ def _fetch(connection: Connection, client: Any, read: Read) -> bytes:
     if read.whole and object_bytes > _WHOLE_BYTES:
         detail = f"the server ignores ranges and the object has {object_bytes} bytes, limit {_WHOLE_BYTES}"
         raise _Troubled(Outcome.REFUSED, detail)
-    data: bytes = result.bytes().to_bytes()
+    data = _body(connection, result)
     _check_length(Range(read.wanted.name) if read.whole else read.wanted, len(data), object_bytes)
     if connection.etag_is_md5 and len(data) == object_bytes and (etag := _MD5_ETAG.fullmatch(meta["e_tag"] or "")):
         _check_digest(connection, read, data, etag.group(1))
@@ -122,6 +123,19 @@ def _ask(connection: Connection, client: Any, read: Read) -> Any:
         if result.meta["size"] <= wanted.length:
             return result
     return client.get(wanted.name, options=_range_options(wanted))
+
+
+def _body(connection: Connection, result: Any) -> bytes:
+    """Of a long answer each part is a sign of life: a slow link is not a silent store."""
+    start, end = result.range
+    if end - start <= _PART_BYTES:
+        short: bytes = result.bytes().to_bytes()
+        return short
+    parts = []
+    for part in result.stream(min_chunk_size=_PART_BYTES):
+        parts.append(part)
+        connection.last_answer = time.monotonic()
+    return b"".join(parts)
 
 
 def _range_options(wanted: Range) -> dict[str, object] | None:
@@ -166,7 +180,7 @@ def _give_up(connection: Connection, client: Any, read: Read, trouble: Trouble, 
 def _outside(connection: Connection, client: Any, wanted: Range) -> bytes | StorageError:
     """The range is not in the object; say how large the object is. An open range at its very end is empty."""
     try:
-        object_bytes = client.head(wanted.name)["size"]
+        object_bytes = connection.object_bytes(client, wanted.name)
     except Exception as error:
         return explain(read_trouble(type(error).__name__, str(error)), connection.place, wanted.name)
     if wanted.length is None and wanted.start == object_bytes:

@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,14 @@ PARTS = (
     "other", "unattributed",
 )  # fmt: skip
 _FLUSH_SECONDS = 1.0
+
+
+def _ends_in_a_torn_line(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 class Span:
@@ -58,7 +67,10 @@ class Recorder:
         self._origin = self._mark = time.perf_counter() - age_seconds
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            torn = _ends_in_a_torn_line(self._path)
             self._file = self._path.open("a", encoding="utf-8")
+            if torn:  # by a kill: the header must not become its end
+                self._file.write("\n")
             header: dict[str, Any] = {"attempt": self._attempt, "started_unix": time.time() - age_seconds}
             self._file.write(json.dumps(header) + "\n")
             self._file.flush()

@@ -46,9 +46,7 @@ static bool read_frame(const uint8_t *body, size_t size, jpeg_header *header) {
     header->height = (int)big16(body + 1);
     header->width = (int)big16(body + 3);
     header->components = body[5];
-    if (header->width == 0 || header->height == 0) return false;
-    if (header->components != 1 && header->components != 3) return false;
-    return size == 6 + 3u * (unsigned)header->components && (int64_t)header->width * header->height <= MAX_PIXELS;
+    return header->width > 0 && header->height > 0 && size == 6 + 3u * (unsigned)header->components;
 }
 
 typedef struct {
@@ -103,7 +101,9 @@ bool jpeg_inspect(const uint8_t *data, size_t size, jpeg_header *header) {
 bool jpeg_is_ours(const uint8_t *data, size_t size, jpeg_header *header) {
     walk w = {.upright = true};
     if (!walk_header(data, size, header, &w) || !w.upright || !ends_in_eoi(data, size)) return false;
+    if (header->components != 1 && header->components != 3) return false;
     /* every 8x8 block costs at least one bit, so a header that promises more pixels than this is lying,
      * and is not worth its memory */
-    return (uint64_t)header->width * (uint64_t)header->height <= 512 * (uint64_t)size;
+    uint64_t pixels = (uint64_t)header->width * (uint64_t)header->height;
+    return pixels <= MAX_PIXELS && pixels <= 512 * (uint64_t)size;
 }

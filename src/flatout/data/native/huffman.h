@@ -9,9 +9,7 @@
 
 #include "native.h"
 
-#ifndef LOOKUP_BITS
-#define LOOKUP_BITS 11
-#endif
+#define LOOKUP_BITS 11 /* 10 and 12 are slower: long codes, or a look-up that crowds the cache */
 
 typedef struct {
     uint8_t lengths[17], symbols[256]; /* what the tables below were built from */

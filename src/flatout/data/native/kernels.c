@@ -48,6 +48,8 @@ static void normalize_portable(const uint8_t *src, float *dst, size_t count, flo
 
 #define AVX2 __attribute__((target("avx2")))
 
+AVX2 static inline __m128i load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
+
 /* Four taps at once: 12 bytes of RGB are spread over two lanes as pairs of 16-bit samples, multiplied by the weights'
  * lower WEIGHT_BITS and upper rest (32-bit multiplication is slow and weights have 23 bits), and summed exactly. */
 AVX2 static inline __m128i across_pixel(const uint8_t *from, const int16_t *packed, int blocks) {
@@ -55,7 +57,7 @@ AVX2 static inline __m128i across_pixel(const uint8_t *from, const int16_t *pack
                                            6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1); /* 2, 3 */
     __m256i low = _mm256_setzero_si256(), high = low;
     for (int b = 0; b < blocks; b++, from += 12, packed += 32) {
-        __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
+        __m256i bytes = _mm256_broadcastsi128_si256(load16(from));
         __m256i samples = _mm256_shuffle_epi8(bytes, pairs);
         const __m256i *weight = (const __m256i *)(const void *)packed;
         low = _mm256_add_epi32(low, _mm256_madd_epi16(samples, _mm256_loadu_si256(weight)));
@@ -117,11 +119,10 @@ AVX2 static inline void split_sixteen(const uint8_t *pixels, int stride, bool fl
     __m128i shuffle = stride == 3 ? _mm_add_epi8(_mm_add_epi8(order, order), order) : _mm_slli_epi16(order, 2);
     shuffle = _mm_add_epi8(shuffle, plane);
     __m128i g[4];
-    for (int i = 0; i < 3; i++)
-        g[flip ? 3 - i : i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(pixels + 4 * stride * i)), shuffle);
-    int back = stride == 3 ? 4 : 0; /* the last group is read from 4 bytes earlier: nothing past the pixels is touched */
-    g[flip ? 0 : 3] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(pixels + 12 * stride - back)),
-                                       _mm_add_epi8(shuffle, _mm_set1_epi8((char)back)));
+    for (int i = 0; i < 3; i++) g[flip ? 3 - i : i] = _mm_shuffle_epi8(load16(pixels + 4 * stride * i), shuffle);
+    int back = stride == 3 ? 4 : 0; /* the last group is read from 4 bytes earlier, not to touch what follows */
+    shuffle = _mm_add_epi8(shuffle, _mm_set1_epi8((char)back));
+    g[flip ? 0 : 3] = _mm_shuffle_epi8(load16(pixels + 12 * stride - back), shuffle);
     __m128i rg01 = _mm_unpacklo_epi32(g[0], g[1]), rg23 = _mm_unpacklo_epi32(g[2], g[3]);
     __m128i b01 = _mm_unpackhi_epi32(g[0], g[1]), b23 = _mm_unpackhi_epi32(g[2], g[3]);
     _mm_storeu_si128((__m128i *)(void *)red, _mm_unpacklo_epi64(rg01, rg23));
@@ -134,7 +135,8 @@ AVX2 static inline void split_blocks(const uint8_t *pixels, const int stride, co
     for (int i = 0; i < count; i += 16) {
         if (i > count - 16) i = count - 16; /* the last block overlaps the one before */
         int to = flip ? count - 16 - i : i;
-        split_sixteen(pixels + (size_t)stride * (size_t)i, stride, flip, planes[0] + to, planes[1] + to, planes[2] + to);
+        const uint8_t *from = pixels + (size_t)stride * (size_t)i;
+        split_sixteen(from, stride, flip, planes[0] + to, planes[1] + to, planes[2] + to);
     }
 }
 

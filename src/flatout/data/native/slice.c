@@ -49,30 +49,34 @@ const char *geometry_fault(const double *row) {
 
 static int least(int a, int b) { return a < b ? a : b; }
 
+/* Also for NaN: another thread may scribble on the geometry after it was checked. */
+static int between(double value, int low, int high) { return (int)fmax(low, fmin(high, value)); }
+
 static box centre_box(int width, int height, int w, int h) {
     return (box){(width - w) / 2, (height - h) / 2, w, h};
 }
 
+static box fallback_box(int width, int height) {
+    double ratio = (double)width / height;
+    if (ratio < 3.0 / 4.0) return centre_box(width, height, width, between(rint(width / 0.75), 1, height));
+    if (ratio > 4.0 / 3.0) return centre_box(width, height, between(rint(height * (4.0 / 3.0)), 1, width), height);
+    return (box){0, 0, width, height};
+}
+
 box choose_box(const double *row, int width, int height) {
     if (row[KIND] == 0) {
-        int side = (int)rint(least(width, height) * row[FRACTION]);
-        if (side < 1) side = 1;
+        int side = between(rint(least(width, height) * row[FRACTION]), 1, least(width, height));
         return centre_box(width, height, side, side);
     }
     double root = sqrt((double)width * height);
     for (int k = 0; k < 10; k++) {
-        double w = rint(row[WIDTHS + k] * root), h = rint(row[HEIGHTS + k] * root);
-        if (!(w > 0 && w <= width && h > 0 && h <= height)) continue;
-        int x = (int)floor(row[OFFSET_X] * (width - w + 1)), y = (int)floor(row[OFFSET_Y] * (height - h + 1));
-        return (box){least(x, width - (int)w), least(y, height - (int)h), (int)w, (int)h};
+        double wide = rint(row[WIDTHS + k] * root), high = rint(row[HEIGHTS + k] * root);
+        if (!(wide > 0 && wide <= width && high > 0 && high <= height)) continue;
+        int w = (int)wide, h = (int)high;
+        return (box){between(floor(row[OFFSET_X] * (width - w + 1)), 0, width - w),
+                     between(floor(row[OFFSET_Y] * (height - h + 1)), 0, height - h), w, h};
     }
-    double ratio = (double)width / height;
-    int w = width, h = height;
-    if (ratio < 3.0 / 4.0)
-        h = least(height, (int)rint(width / 0.75));
-    else if (ratio > 4.0 / 3.0)
-        w = least(width, (int)rint(height * (4.0 / 3.0)));
-    return centre_box(width, height, w, h);
+    return fallback_box(width, height);
 }
 
 typedef struct {
@@ -123,7 +127,7 @@ static bool push_raw(worker *w, const uint8_t *pixels, size_t bytes, size_t widt
 
 static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32_t *shape, const double *row,
                      const canvas *c) {
-    int height = shape[0], width = shape[1];
+    int height = shape[0], width = shape[1]; /* read once: only these are checked */
     if (height <= 0 || width <= 0 || bytes / 3 / (size_t)height != (size_t)width ||
         bytes != 3 * (size_t)height * (size_t)width)
         return false;
@@ -151,9 +155,6 @@ static void finish_planes(worker *w, size_t index, const canvas *c) {
     w->times->augment_seconds += now_seconds() - started;
 }
 
-/* Beyond the size, the picture is as gone as at the size. */
-static int whole_shift(double shift, int size) { return (int)fmax(-size, fmin(size, shift)); }
-
 static int load_sample(worker *w, size_t index) {
     const slice *s = w->s;
     const double *row = s->geometry + index * GEOMETRY_COLUMNS;
@@ -168,8 +169,11 @@ static int load_sample(worker *w, size_t index) {
         data = w->file.bytes;
     }
     canvas c = {.planes = s->out ? s->out + index * 3 * (size_t)s->size * (size_t)s->size : w->planes.bytes,
-                .size = s->size, .dx = whole_shift(row[SHIFT_X], s->size), .dy = whole_shift(row[SHIFT_Y], s->size),
-                .flip = row[FLIP] != 0, .fill = s->fill};
+                .size = s->size,
+                .dx = between(row[SHIFT_X], -s->size, s->size), /* beyond it, the picture is just as gone */
+                .dy = between(row[SHIFT_Y], -s->size, s->size),
+                .flip = row[FLIP] != 0,
+                .fill = s->fill};
     const int32_t *shape = s->raw_shapes ? s->raw_shapes + 2 * index : NULL;
     bool is_raw = shape && (shape[0] || shape[1]);
     if (!(is_raw ? load_raw(w, data, bytes, shape, row, &c) : load_jpeg(w, data, bytes, row, &c)))

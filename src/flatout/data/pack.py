@@ -1,0 +1,192 @@
+"""Packs: the samples of a dataset in a few large files with a compact index. docs/pack-format.md is the contract.
+
+A pack is a folder (or a prefix in an object store) of `pack.json`, one `<split>.index` and shards
+`<split>-00000.data` per split. The index is read whole; samples are slices of the mapped shards, or range requests.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.decode import MAX_PIXELS
+from flatout.data.readers import Rows, Source
+from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.storage.protocol import Range, Store
+
+MANIFEST = "pack.json"
+MODES = ("original", "resized", "decoded")
+MAGIC, VERSION = b"FLATPACK", 1
+_HEADER = struct.Struct("<8sIIQQ32s")
+_MAX_SAMPLES, _MAX_NAME_BYTES = 2**31, 4096
+_ARRAYS = (
+    ("offset", "<u8"), ("length", "<u8"), ("original_length", "<u8"), ("name_end", "<u8"), ("shard", "<u4"),
+    ("label", "<u4"), ("height", "<u4"), ("width", "<u4"), ("digest", "V16"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PackIndex:
+    """What is known of every sample of a split, as arrays in sample order."""
+
+    mode: str
+    arrays: Mapping[str, NDArray[Any]]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def encode_index(index: PackIndex) -> bytes:
+    """The bytes of an index file."""
+    names = b"".join(os.fsencode(name) for name in index.names)
+    body = b"".join(np.ascontiguousarray(index.arrays[name].astype(kind)).tobytes() for name, kind in _ARRAYS) + names
+    header = _HEADER.pack(
+        MAGIC, VERSION, MODES.index(index.mode), len(index), len(names), hashlib.sha256(body).digest()
+    )
+    return header + body
+
+
+def decode_index(data: bytes, shard_bytes: Sequence[int], where: str) -> PackIndex:
+    """Read an index that may be damaged or hostile: sizes are checked before anything is allocated by them."""
+    if len(data) < _HEADER.size:
+        raise DataError(f"{where} is not a pack index: {len(data)} bytes; pack the dataset again")
+    magic, version, mode, count, name_bytes, digest = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION or mode >= len(MODES):
+        raise DataError(f"{where} is not a pack index of version {VERSION}; pack the dataset again with this flatout")
+    row_bytes = sum(np.dtype(kind).itemsize for _, kind in _ARRAYS)
+    if count > _MAX_SAMPLES or len(data) != _HEADER.size + count * row_bytes + name_bytes:
+        raise DataError(f"{where} has {len(data)} bytes, which does not fit {count} samples; it was cut or damaged")
+    body = memoryview(data)[_HEADER.size :]
+    if hashlib.sha256(body).digest() != digest:
+        raise DataError(f"{where} does not match its digest; it was damaged, copy or pack it again")
+    arrays, at = {}, 0
+    for name, kind in _ARRAYS:
+        arrays[name] = np.frombuffer(body, kind, count, at)
+        at += arrays[name].nbytes
+    _check_ranges(arrays, shard_bytes, name_bytes, MODES[mode], where)
+    return PackIndex(MODES[mode], arrays, _names(arrays["name_end"], bytes(body[at:])))
+
+
+def _check_ranges(
+    arrays: Mapping[str, NDArray[Any]], shard_bytes: Sequence[int], name_bytes: int, mode: str, where: str
+) -> None:
+    shards = np.array(shard_bytes, np.uint64)
+    ends, starts = arrays["name_end"], np.concatenate([np.zeros(1, np.uint64), arrays["name_end"][:-1]])
+    fine = len(arrays["shard"]) == 0 or (
+        bool((arrays["shard"] < len(shards)).all())
+        and bool((arrays["length"] <= 2**40).all() and (arrays["offset"] <= 2**62).all())
+        and bool((arrays["offset"] + arrays["length"] <= shards[arrays["shard"]]).all())
+        and bool((ends >= starts).all() and (ends - starts <= _MAX_NAME_BYTES).all() and ends[-1] == name_bytes)
+    )
+    if fine and mode == "decoded":
+        pixels = arrays["height"].astype(np.uint64) * arrays["width"].astype(np.uint64)
+        fine = bool(((pixels <= MAX_PIXELS) & (arrays["length"] == 3 * pixels)).all())
+    if not fine:
+        raise DataError(f"{where} points outside its shards; it was damaged, copy or pack it again")
+
+
+def _names(ends: NDArray[np.uint64], blob: bytes) -> tuple[str, ...]:
+    bounds = [0, *ends.tolist()]
+    return tuple(os.fsdecode(blob[low:high]) for low, high in pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class PackReader:
+    """Samples of one split: slices of mapped shards where the pack is on a local disk, else range requests."""
+
+    store: Store
+    shard_names: tuple[str, ...]
+    index: PackIndex
+    _maps: dict[str, memoryview] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": {}}  # mapped again in the other process
+
+    def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
+        arrays = self.index.arrays
+        where = zip(
+            arrays["shard"][rows].tolist(), arrays["offset"][rows].tolist(), arrays["length"][rows].tolist(),
+            strict=True,
+        )  # fmt: skip
+        if self.store.local_path(self.shard_names[0]) is None:
+            return self.store.read_many([Range(self.shard_names[s], offset, length) for s, offset, length in where])
+        return [self._mapped(shard)[offset : offset + length] for shard, offset, length in where]
+
+    def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
+        if self.index.mode != "decoded":
+            return None
+        arrays = self.index.arrays
+        return np.stack([arrays["height"][rows], arrays["width"][rows]], axis=1).astype(np.int32)
+
+    def _mapped(self, shard: int) -> memoryview:
+        name = self.shard_names[shard]
+        view = self._maps.get(name)
+        if view is None:
+            path = self.store.local_path(name)
+            assert path is not None
+            with open(path, "rb") as file:
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._maps[name] = view  # two threads may both map it: harmless
+        return view
+
+
+@dataclass(frozen=True)
+class OpenedSplit:
+    index: PackIndex
+    reader: PackReader
+
+
+def read_manifest(store: Store) -> dict[str, Any] | None:
+    """The manifest if the store holds a pack, else None."""
+    path = store.local_path(MANIFEST)
+    if path is not None and not os.path.exists(path):
+        return None
+    (answer,) = store.read_many([Range(MANIFEST)])
+    if isinstance(answer, ObjectMissing):
+        return None
+    if isinstance(answer, StorageError):
+        raise answer
+    try:
+        manifest = json.loads(answer)
+        known = manifest["format"] == "flatout-pack" and manifest["version"] == VERSION
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise DataError(f"{store.url}/{MANIFEST} is not a pack manifest of version {VERSION}; pack the dataset again")
+    return dict(manifest)
+
+
+def open_split(store: Store, manifest: Mapping[str, Any], split: str) -> OpenedSplit:
+    """Read and verify the index of one split."""
+    try:
+        entry = manifest["splits"][split]
+        shards = [(str(shard["name"]), int(shard["bytes"])) for shard in entry["shards"]]
+        index_name = str(entry["index"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{store.url}/{MANIFEST} is damaged ({error!r}); pack the dataset again") from None
+    if any("/" in name or name.startswith(".") for name in (index_name, *(name for name, _ in shards))):
+        raise DataError(f"{store.url}/{MANIFEST} names files outside the pack; refusing to read it")
+    (answer,) = store.read_many([Range(index_name)])
+    if isinstance(answer, StorageError):
+        raise answer
+    _check_local_shards(store, shards)
+    index = decode_index(answer, [count for _, count in shards], f"{store.url}/{index_name}")
+    return OpenedSplit(index, PackReader(store, tuple(name for name, _ in shards), index))
+
+
+def _check_local_shards(store: Store, shards: Sequence[tuple[str, int]]) -> None:
+    """A shard shorter than the index believes would end in a SIGBUS."""
+    for name, count in shards:
+        path = store.local_path(name)
+        if path is not None and (not os.path.exists(path) or os.path.getsize(path) != count):
+            found = os.path.getsize(path) if os.path.exists(path) else "no"
+            raise DataError(f"{path} should have {count} bytes but has {found}; copy or pack it again")

@@ -1,0 +1,215 @@
+"""Writing packs: shard by shard, verified, resumable after a kill, and back to files again."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flatout.data.dataset import Dataset, Split
+from flatout.data.decode import Undecodable, decode_image
+from flatout.data.pack import MANIFEST, VERSION, PackIndex, encode_index
+from flatout.data.readers import Source
+from flatout.errors import DataError, NoSpace, StorageError
+
+_SLICE = 256  # samples fetched at once
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    mode: str = "original"  # original | resized | decoded
+    short_side: int = 256
+    quality: int = 90
+    shard_bytes: int = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Blob:
+    """What is stored of one sample."""
+
+    data: bytes
+    height: int = 0
+    width: int = 0
+
+
+def write_pack(dataset: Dataset, folder: Path, options: PackOptions, workers: int = 2) -> Iterator[tuple[int, int]]:
+    """Pack every split; yields (samples done, samples in all). What an interrupted call finished is not done again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_same_job(folder, dataset, options)
+    splits = {name: split for name, split in (("train", dataset.train), ("val", dataset.val)) if split is not None}
+    total, done = sum(len(split) for split in splits.values()), 0
+    manifest: dict[str, Any] = {
+        "format": "flatout-pack", "version": VERSION, "fingerprint": dataset.fingerprint, "mode": options.mode,
+        "options": vars(options), "classes": list(dataset.classes), "splits": {},
+    }  # fmt: skip
+    for name, split in splits.items():
+        shards, parts = [], []
+        for number, (low, high) in enumerate(_shard_bounds(split, options)):
+            shard, arrays = _write_shard(split, name, number, low, high, folder, options, workers)
+            shards.append(shard)
+            parts.append(arrays)
+            done += high - low
+            yield done, total
+        manifest["splits"][name] = _write_index(split, name, parts, shards, folder, options)
+    _write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    for leftover in (*folder.glob("*.part.npz"), folder / "packing.json"):
+        leftover.unlink(missing_ok=True)
+
+
+def _check_same_job(folder: Path, dataset: Dataset, options: PackOptions) -> None:
+    """Parts of another dataset or mode must not be mixed in."""
+    job = json.dumps({"fingerprint": dataset.fingerprint, **vars(options)}, sort_keys=True)
+    marker = folder / "packing.json"
+    if (folder / MANIFEST).exists() or (marker.exists() and marker.read_text() != job):
+        raise DataError(f"{folder} already holds a pack (or an unfinished one of other data); choose an empty folder")
+    marker.write_text(job)
+
+
+def _shard_bounds(split: Split, options: PackOptions) -> list[tuple[int, int]]:
+    """Cut by the size of the originals, so that the cuts are known before anything is read."""
+    ends = np.cumsum(split.lengths)
+    number = np.maximum(ends - 1, 0) // options.shard_bytes
+    cuts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(split)]
+    return [(low, high) for low, high in pairwise(cuts) if high > low]
+
+
+def _write_shard(
+    split: Split, name: str, number: int, low: int, high: int, folder: Path, options: PackOptions, workers: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    path, part = folder / f"{name}-{number:05d}.data", folder / f"{name}-{number:05d}.part.npz"
+    if path.exists() and part.exists():  # finished by an earlier call
+        with np.load(part) as saved:
+            return {"name": path.name, "bytes": path.stat().st_size}, {key: saved[key] for key in saved.files}
+    temporary = path.with_suffix(".tmp")
+    columns: dict[str, list[Any]] = {key: [] for key in ("offset", "length", "shard", "height", "width", "digest")}
+    try:
+        with temporary.open("wb") as file, ThreadPoolExecutor(workers) as pool:
+            for blob in _blobs(split, low, high, options, pool):
+                values = (file.tell(), len(blob.data), number, blob.height, blob.width, _digest(blob.data))
+                for key, value in zip(columns, values, strict=True):
+                    columns[key].append(value)
+                file.write(blob.data)
+            file.flush()
+            os.fsync(file.fileno())
+        arrays = {key: np.array(values, "V16" if key == "digest" else np.uint64) for key, values in columns.items()}
+        _verify(temporary, arrays)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise NoSpace(f"cannot write {path}: {error}; free some space and run the same command again") from None
+    os.replace(temporary, path)
+    with io.BytesIO() as buffer:
+        np.savez(buffer, allow_pickle=False, **arrays)
+        _write_atomically(part, buffer.getvalue())
+    return {"name": path.name, "bytes": path.stat().st_size}, arrays
+
+
+def _blobs(split: Split, low: int, high: int, options: PackOptions, pool: ThreadPoolExecutor) -> Iterator[Blob]:
+    for start in range(low, high, _SLICE):
+        ids = np.arange(start, min(start + _SLICE, high))
+        yield from pool.map(lambda source: _convert(source, options), split.read(ids))
+
+
+def _convert(source: Source | StorageError, options: PackOptions) -> Blob:
+    """The stored form of one sample; what cannot be decoded is kept as it is, so that it is found out when used."""
+    if isinstance(source, StorageError):
+        raise source
+    assert not isinstance(source, str)
+    data = bytes(source)
+    if options.mode == "original":
+        return Blob(data)
+    try:
+        image = decode_image(data)
+    except Undecodable as error:
+        if options.mode == "decoded":
+            raise DataError(f"a sample cannot be decoded ({error}); remove it first, or use --mode original") from None
+        return Blob(data)
+    if options.mode == "decoded":
+        return Blob(np.asarray(image).tobytes(), image.height, image.width)
+    return Blob(_resized(image, options))
+
+
+def _resized(image: Image.Image, options: PackOptions) -> bytes:
+    scale = options.short_side / min(image.size)
+    if scale < 1:
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=options.quality)
+    return out.getvalue()
+
+
+def _verify(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Read back what was written."""
+    with path.open("rb") as file:
+        for length, digest in zip(arrays["length"].tolist(), arrays["digest"], strict=True):
+            if _digest(file.read(length)) != digest.tobytes():
+                raise OSError(f"what was read back from {path} is not what was written")
+
+
+def _write_index(
+    split: Split, name: str, parts: list[dict[str, NDArray[Any]]], shards: list[dict[str, Any]], folder: Path,
+    options: PackOptions,
+) -> dict[str, Any]:  # fmt: skip
+    arrays: dict[str, NDArray[Any]] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    arrays["label"], arrays["original_length"] = split.labels, split.lengths
+    arrays["name_end"] = np.cumsum([len(os.fsencode(each)) for each in split.names])
+    _write_atomically(folder / f"{name}.index", encode_index(PackIndex(options.mode, arrays, split.names)))
+    return {"samples": len(split), "index": f"{name}.index", "shards": shards}
+
+
+def unpack(dataset: Dataset, folder: Path) -> Iterator[tuple[int, int]]:
+    """Write the samples of a pack of files back as files under their own names."""
+    splits = [split for split in (dataset.train, dataset.val) if split is not None]
+    total, done = sum(len(split) for split in splits), 0
+    for split in splits:
+        for start in range(0, len(split), _SLICE):
+            ids = np.arange(start, min(start + _SLICE, len(split)))
+            for sample_id, source in zip(ids.tolist(), split.read(ids), strict=True):
+                if isinstance(source, StorageError):
+                    raise source
+                target = _inside(folder, split.names[sample_id])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _write_atomically(target, bytes(source))
+                done += 1
+            yield done, total
+
+
+def _inside(folder: Path, name: str) -> Path:
+    target = folder / name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"the pack has a sample named {name!r}, which leads out of {folder}; refusing to write it")
+    return target
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise NoSpace(f"cannot write {path}: {error}; free some space and try again") from None
+    os.replace(temporary, path)
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the disk that holds `folder`, which need not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,57 @@
+"""Where the bytes of samples come from. Readers nest: a cache reads from a stage, a stage from a store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.errors import ObjectMissing, StorageError
+from flatout.storage.protocol import Range, Store
+
+Rows = NDArray[np.int64]
+Source = str | bytes | memoryview  # a path to open, or the bytes themselves
+
+
+class Reader(Protocol):
+    """Gives samples by row. Safe to use from several threads; may be pickled to another process."""
+
+    def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
+        """One source or reason per row, in order."""
+        ...
+
+    def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
+        """Height and width of rows stored as RGB pixels (0, 0 where it is a file); None if all are files."""
+        ...
+
+
+def read_source(source: Source | StorageError) -> bytes | memoryview | StorageError:
+    """The bytes of a source; a path is read."""
+    if not isinstance(source, str):
+        return source
+    try:
+        with open(source, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ObjectMissing(f"{source} is not there any more")
+    except OSError as error:
+        return StorageError(f"{source} could not be read: {error.strerror}; check the disk or the mount")
+
+
+@dataclass(frozen=True)
+class ObjectReader:
+    """One object of a store for each sample."""
+
+    store: Store
+    names: tuple[str, ...]
+    lengths: NDArray[np.int64]
+
+    def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
+        if len(rows) and self.store.local_path(self.names[rows[0]]) is not None:
+            paths = [self.store.local_path(self.names[row]) for row in rows.tolist()]
+            return [path for path in paths if path is not None]
+        return self.store.read_many([Range(self.names[row], 0, int(self.lengths[row])) for row in rows.tolist()])
+
+    def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
+        return None

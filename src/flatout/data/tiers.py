@@ -1,0 +1,100 @@
+"""Which tier keeps decoded samples: chosen by size and budget, and said."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from flatout.cache.arena import disk_arena, memory_arena
+from flatout.data.decode import Undecodable, decode_pixels
+from flatout.data.prepare import Recipe
+from flatout.data.readers import read_source
+from flatout.data.sample_cache import SampleCache
+from flatout.errors import NoSpace, StorageError
+from flatout.units import format_bytes
+
+_MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to the model, the page cache and others
+_PROBED = 32  # samples whose size is looked at
+_MARGIN = 1.1
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A cache or none, and a sentence that says why."""
+
+    store: SampleCache | None
+    note: str
+
+
+def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
+    """`auto` takes memory where all decoded samples fit, else disk where they fit, else none."""
+    rows = int(recipe.split.rows.max(initial=-1)) + 1
+    if wanted == "off":
+        return Chosen(None, "cache: off (data.cache)")
+    if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
+        return Chosen(None, "cache: not needed, the pack is decoded")
+    if worker_kind == "process":
+        return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)")
+    needed = _decoded_bytes(recipe)
+    memory, disk = memory_budget_bytes(), disk_budget_bytes(cache_folder())
+    if wanted == "memory" or (wanted == "auto" and needed <= memory):
+        capacity = min(needed, memory)
+        fits = "all" if capacity == needed else f"{100 * capacity / needed:.0f} % of the"
+        return Chosen(
+            SampleCache(memory_arena(rows, capacity)),
+            f"cache: {fits} decoded samples in memory ({format_bytes(capacity)})",
+        )
+    if wanted == "disk" or (wanted == "auto" and needed <= disk):
+        folder = cache_folder() / f"decoded-{recipe.split.fingerprint(())[:32]}"
+        try:
+            return Chosen(
+                SampleCache(disk_arena(folder, rows, min(needed, disk))), f"cache: decoded samples in {folder}"
+            )
+        except NoSpace as error:
+            return Chosen(None, f"cache: off, {error}")
+    return Chosen(None, f"cache: off, {format_bytes(needed)} of decoded samples fit neither memory nor disk")
+
+
+def _decoded_bytes(recipe: Recipe) -> int:
+    """Bytes of all samples decoded, from a few spread over the split."""
+    count = len(recipe.split)
+    ids = np.unique(np.linspace(0, count - 1, min(count, _PROBED)).astype(np.int64))
+    sizes = []
+    for source in recipe.split.locate(ids):
+        answer = read_source(source)
+        if not isinstance(answer, StorageError):
+            try:
+                sizes.append(decode_pixels(answer).nbytes)
+            except Undecodable:
+                continue
+    same = len(set(sizes)) <= 1  # images of one size need no margin
+    return int(np.mean(sizes) * count * (1.0 if same else _MARGIN)) if sizes else 0
+
+
+def memory_budget_bytes() -> int:
+    """Half of what this process may still take: free memory, or less in a container."""
+    free = psutil.virtual_memory().available
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = (Path(name).read_text(encoding="ascii").strip() for name in (limit_file, used_file))
+        except OSError:
+            continue
+        if limit.isdigit():
+            free = min(free, max(0, int(limit) - int(used)))
+    return int(free * _MEMORY_SHARE)
+
+
+def disk_budget_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return int(psutil.disk_usage(str(folder)).free * _DISK_SHARE)
+
+
+def cache_folder() -> Path:
+    """Where flatout keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatout"
