@@ -189,6 +189,25 @@ def test_a_store_that_stalls_for_ever_is_unreachable(
     assert all(isinstance(answer, StoreUnreachable) for answer in answers)
 
 
+def test_a_slow_link_is_not_a_silent_store(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+    large = os.urandom(1 << 20) * 8
+    bucket.write("large.bin", large)
+    fault_proxy.set(Faults(bytes_per_second=2e6))
+    store = open_bucket(bucket, deadline_seconds=2.0)  # half the time the object takes
+    assert store.read_many([Range("large.bin"), Range("large.bin", 5, 1000)]) == [large, large[5:1005]]
+    assert store.counters().retries == 0
+
+
+@pytest.mark.parametrize("kind", ["truncate", "disconnect", "corrupt"])
+def test_a_large_object_that_breaks_off_is_read_again(bucket: Bucket, fault_proxy: FaultProxy, kind: str) -> None:
+    large = os.urandom(1 << 20) * 3
+    bucket.write("large.bin", large)
+    fault_proxy.set(Faults(rules=[Rule(kind, first=1, after_bytes=2_000_000)]))  # type: ignore[arg-type]
+    store = open_bucket(bucket)
+    assert store.read_many([Range("large.bin")]) == [large]
+    assert store.counters().retries == 1
+
+
 def test_requests_in_flight_grow_with_latency(bucket: Bucket, fault_proxy: FaultProxy) -> None:
     names = [f"{number % 20}/{number}.jpg" for number in range(400)]
     for name in names:

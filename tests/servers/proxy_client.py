@@ -6,6 +6,7 @@ import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from servers.fault_proxy import CONTROL_PATH
 from servers.faults import Faults, Rule
@@ -63,8 +64,8 @@ class FaultProxy:
     def counts(self) -> ProxyCounts:
         return ProxyCounts(**self._control("GET"))
 
-    def _control(self, method: str, body: bytes | None = None) -> dict[str, int]:
+    def _control(self, method: str, body: bytes | None = None) -> dict[str, Any]:
         request = urllib.request.Request(self.endpoint + CONTROL_PATH.decode(), data=body, method=method)
         with urllib.request.urlopen(request, timeout=10) as answer:
-            result: dict[str, int] = json.load(answer)
+            result: dict[str, Any] = json.load(answer)
         return result

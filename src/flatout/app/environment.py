@@ -11,6 +11,7 @@ import psutil
 import torch
 
 import flatout
+from flatout.data.decode import decoder_name
 from flatout.engine.devices import Device, cpu_name, usable_cores
 
 
@@ -23,6 +24,7 @@ def describe_environment(device: Device) -> dict[str, Any]:
         "platform": platform.platform(),
         "host": platform.node(),
         "device": {"kind": device.kind, "name": device.name},
+        "decoder": decoder_name(),
         "cuda": torch.version.cuda,
         "cpu": {"name": cpu_name(), "cores_usable": usable_cores(), "cores_total": os.cpu_count()},
         "memory_bytes": psutil.virtual_memory().total,

@@ -25,7 +25,17 @@ from flatout.engine import checkpoint
 from flatout.engine.devices import Device, choose_device, usable_cores
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, train
-from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, NoSpace, NotFinite, RunFailed
+from flatout.errors import (
+    ConfigError,
+    DataError,
+    FlatoutError,
+    Interrupted,
+    NoSpace,
+    NotFinite,
+    RunFailed,
+    StorageError,
+    WorkerFailed,
+)
 from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
 from flatout.sampling import batch_count
@@ -152,6 +162,8 @@ class _Session:
         except FlatoutError as error:
             if isinstance(error, NotFinite):
                 self._keep_bad_batch(job)
+            elif isinstance(error, StorageError | WorkerFailed):
+                self._save(learner, job.progress)  # the weights are good: nothing of the epoch so far is lost
             self._fail(job, str(error))
             raise
         except torch.OutOfMemoryError as error:
@@ -183,6 +195,8 @@ class _Session:
             f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
             f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
         )
+        for note in self._loader.notes:
+            self._say(note)
         return Job(
             config, setup.task, learner, self._loader, self._val_loader, self._recorder, progress,
             save=lambda progress: self._save(learner, progress),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
 from flatout.data.decode import decode_pixels, native
@@ -15,8 +16,11 @@ from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe
 from flatout.data.process_pool import ProcessPool
 from flatout.data.readers import read_source
+from flatout.data.staging import is_remote, staged
 from flatout.data.tiers import choose_cache
 from flatout.errors import StorageError, TooManyQuarantined
+
+FETCHERS = 4  # batches of remote samples under way at once
 
 
 class Loader:
@@ -30,9 +34,9 @@ class Loader:
         deadline_seconds: float,
         max_quarantine_share: float,
         look_ahead: bool = True,
-        notes: tuple[str, ...] = (),
     ) -> None:
-        self.notes = notes
+        self.notes: tuple[str, ...] = ()  # what was chosen, and why
+        self.log: SampleLog | None = None
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch
@@ -62,6 +66,8 @@ class Loader:
 
     def close(self) -> None:
         self._pool.close()
+        if self.log is not None:
+            self.log.close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -109,21 +115,29 @@ def as_batch(prepared: Prepared) -> Batch:
 
 
 def open_loader(recipe: Recipe, config: DataConfig, workers: int, look_ahead: bool = True) -> Loader:
-    """A loader with the kind and number of workers the configuration asks for, and the cache that fits."""
-    recipe = _with_raw_shape(recipe)
+    """A loader with the workers the configuration asks for, and the stage and cache that fit."""
     kind = choose_kind(config.worker_kind, workers)
+    log: SampleLog | None = None
+    notes: list[str | None] = []
+    if kind != "process":
+        split, log, note = staged(recipe.split, config.stage)
+        recipe, notes = replace(recipe, split=split), [note]
+    recipe = _with_raw_shape(recipe)
     cache = choose_cache(config.cache, recipe, kind)
+    fetchers = FETCHERS if kind == "thread" and is_remote(recipe.split) else 0
     pool: Pool
     if kind == "inline":
         pool = InlinePool(recipe, cache.store)
     elif kind == "thread":
-        pool = ThreadPool(recipe, workers, cache.store)
+        pool = ThreadPool(recipe, workers, cache.store, fetchers)
     else:
         pool = ProcessPool(recipe, workers)
-    prefetch = 1 if workers == 0 else 2 * workers if config.prefetch == "auto" else config.prefetch
-    return Loader(
-        recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead, (cache.note,)
-    )
+    auto_prefetch = 2 * workers + fetchers
+    prefetch = 1 if kind == "inline" else auto_prefetch if config.prefetch == "auto" else config.prefetch
+    loader = Loader(recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead)
+    loader.notes = tuple(note for note in (*notes, cache.note) if note)
+    loader.log = log
+    return loader
 
 
 def choose_kind(wanted: str, workers: int) -> str:

@@ -3,13 +3,14 @@
 import queue
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batch import Prepared
-from flatout.data.prepare import Recipe, prepare
+from flatout.data.prepare import Fetched, Recipe, assemble, fetch, prepare
 from flatout.data.sample_cache import SampleCache
 from flatout.errors import WorkerFailed
 
@@ -77,32 +78,36 @@ class InlinePool:
 
 
 class ThreadPool:
-    """Threads that prepare whole batches. Idle threads sleep on the queue."""
+    """Threads that prepare whole batches. Idle threads sleep on a queue.
 
-    def __init__(self, recipe: Recipe, workers: int, cache: SampleCache | None = None) -> None:
+    For remote data, `fetchers` more threads wait for the store, so that the others always have something to decode.
+    """
+
+    def __init__(self, recipe: Recipe, workers: int, cache: SampleCache | None = None, fetchers: int = 0) -> None:
         self._recipe = recipe
         self._cache = cache
         self._buffers = Buffers()
-        self._queue: queue.SimpleQueue[tuple[Key, int] | None] = queue.SimpleQueue()
+        self._to_fetch: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._to_assemble: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._done: dict[Key, Prepared | BaseException] = {}
         self._ready = threading.Condition()
         self._round = 0  # raised by forget(); work of an older round is dropped
+        self._split = fetchers > 0
+        jobs = [(self._fetch, "fetcher")] * fetchers + [(self._assemble, "worker")] * workers
         self._threads = [
-            threading.Thread(target=self._work, name=f"flatout-loader-{i}", daemon=True) for i in range(workers)
+            threading.Thread(target=job, name=f"flatout-{name}-{number}", daemon=True)
+            for number, (job, name) in enumerate(jobs)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, key: Key) -> None:
-        self._queue.put((key, self._round))
+        (self._to_fetch if self._split else self._to_assemble).put(_Task(key, self._round))
 
     def wait(self, key: Key, deadline_seconds: float) -> Prepared:
         with self._ready:
             if not self._ready.wait_for(lambda: key in self._done, deadline_seconds):
-                raise WorkerFailed(
-                    f"batch {key[1]} of epoch {key[0]} was not ready after {deadline_seconds:g} s; "
-                    "is the store reachable? raise data.batch_deadline_seconds if it is only slow"
-                )
+                raise late(key, deadline_seconds)
             outcome = self._done.pop(key)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -116,21 +121,47 @@ class ThreadPool:
     def close(self) -> None:
         self.forget()
         for _ in self._threads:
-            self._queue.put(None)
+            self._to_fetch.put(None)
+            self._to_assemble.put(None)
         for thread in self._threads:
             thread.join(timeout=10)
 
-    def _work(self) -> None:
-        while (task := self._queue.get()) is not None:
-            key, number = task
-            if number != self._round:
-                continue
-            outcome: Prepared | BaseException
-            try:
-                outcome = prepare(self._recipe, *key, self._buffers.take(self._recipe.shape(key[0])), self._cache)
-            except BaseException as error:  # handed to the waiting thread: no failure in a worker is ever lost
-                outcome = error
-            with self._ready:
-                if number == self._round:
-                    self._done[key] = outcome
-                    self._ready.notify_all()
+    def _fetch(self) -> None:
+        while (task := self._to_fetch.get()) is not None:
+            if task.round == self._round:
+                try:
+                    task.fetched = fetch(self._recipe, *task.key, self._cache)
+                    self._to_assemble.put(task)
+                except BaseException as error:  # no failure in a worker is ever lost
+                    self._finish(task, error)
+
+    def _assemble(self) -> None:
+        while (task := self._to_assemble.get()) is not None:
+            if task.round == self._round:
+                try:
+                    fetched = task.fetched or fetch(self._recipe, *task.key, self._cache)
+                    images = self._buffers.take(self._recipe.shape(task.key[0]))
+                    self._finish(task, assemble(self._recipe, fetched, images))
+                    del images, fetched
+                except BaseException as error:  # handed to the thread that waits
+                    self._finish(task, error)
+
+    def _finish(self, task: "_Task", outcome: Prepared | BaseException) -> None:
+        with self._ready:
+            if task.round == self._round:
+                self._done[task.key] = outcome
+                self._ready.notify_all()
+
+
+@dataclass
+class _Task:
+    key: Key
+    round: int
+    fetched: Fetched | None = None
+
+
+def late(key: Key, deadline_seconds: float) -> WorkerFailed:
+    return WorkerFailed(
+        f"batch {key[1]} of epoch {key[0]} was not ready after {deadline_seconds:g} s; "
+        "is the store reachable? raise data.batch_deadline_seconds if it is only slow"
+    )

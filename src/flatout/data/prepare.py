@@ -57,6 +57,18 @@ def _order(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return epoch_order(samples, seed, epoch)
 
 
+@dataclass
+class Fetched:
+    """The samples of a batch before they are decoded; shapes are those of samples that are decoded already."""
+
+    epoch: int
+    index: int
+    ids: NDArray[np.int64]
+    sources: Sequence[Source | StorageError]
+    shapes: NDArray[np.int32] | None
+    stages: StageSeconds
+
+
 def prepare(
     recipe: Recipe,
     epoch: int,
@@ -65,15 +77,34 @@ def prepare(
     cache: SampleCache | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> Prepared:
-    """Fill `images` (at least as long as the batch) and return the batch as views of it.
+    """Fill `images` (at least as long as the batch) and return the batch as views of it."""
+    return assemble(recipe, fetch(recipe, epoch, index, cache), images, watch)
+
+
+def fetch(recipe: Recipe, epoch: int, index: int, cache: SampleCache | None = None) -> Fetched:
+    """The bytes of a batch's samples. A store that fails is not a bad sample: the error is raised."""
+    stages, ids = StageSeconds(), recipe.ids(epoch, index)
+    if cache is not None:
+        return Fetched(epoch, index, ids, *cache.fetch(recipe.split, ids, stages), stages)
+    started = time.perf_counter()
+    sources = recipe.split.locate(ids)
+    for source in sources:
+        if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
+            raise source
+    stages.fetch = time.perf_counter() - started
+    return Fetched(epoch, index, ids, sources, recipe.split.shapes(ids), stages)
+
+
+def assemble(
+    recipe: Recipe, fetched: Fetched, images: NDArray[np.uint8], watch: Callable[[int], None] | None = None
+) -> Prepared:
+    """Decode and augment what was fetched.
 
     `watch` is told each sample id before it is decoded, one by one in Python, so that a crash can be blamed on the
     right one; without it the compiled decoder takes the whole batch in one call.
     """
-    stages = StageSeconds()
-    ids = recipe.ids(epoch, index)
-    drawn = draw(recipe.view, recipe.seed, epoch, ids)
-    sources, shapes = _fetch(recipe.split, ids, cache, stages)
+    ids, sources, shapes, stages = fetched.ids, fetched.sources, fetched.shapes, fetched.stages
+    drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
     if native is not None and watch is None and recipe.view.crop != "raw":
         _load_compiled(sources, shapes, drawn, images, status, stages)
@@ -91,23 +122,7 @@ def prepare(
             failures[slot] = str(error)
     if watch is not None:
         watch(-1)
-    return _finished(recipe, epoch, index, ids, images, drawn, failures, stages)
-
-
-def _fetch(
-    split: Split, ids: NDArray[np.int64], cache: SampleCache | None, stages: StageSeconds
-) -> tuple[Sequence[Source | StorageError], NDArray[np.int32] | None]:
-    """Sources of the samples and the shapes of those that are decoded already. A store that fails is not a bad
-    sample: the error is raised, and the batch is asked for again or the run stops."""
-    started = time.perf_counter()
-    if cache is not None:
-        return cache.fetch(split, ids, stages)
-    sources, shapes = split.locate(ids), split.shapes(ids)
-    for source in sources:
-        if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
-            raise source
-    stages.fetch += time.perf_counter() - started
-    return sources, shapes
+    return _finished(recipe, fetched, images, drawn, failures)
 
 
 def _load_compiled(
@@ -158,16 +173,10 @@ def _load_one(
 
 
 def _finished(
-    recipe: Recipe,
-    epoch: int,
-    index: int,
-    ids: NDArray[np.int64],
-    images: NDArray[np.uint8],
-    drawn: Draws,
-    failures: dict[int, str],
-    stages: StageSeconds,
+    recipe: Recipe, fetched: Fetched, images: NDArray[np.uint8], drawn: Draws, failures: dict[int, str]
 ) -> Prepared:
     """Recolour what is there, close the gaps of what is not."""
+    epoch, ids, stages = fetched.epoch, fetched.ids, fetched.stages
     good = [slot for slot in range(len(ids)) if slot not in failures]
     if drawn.recolours:
         started = time.perf_counter()
@@ -182,7 +191,14 @@ def _finished(
     kept = ids[good] if failures else ids
     left_out = [Failure(int(ids[slot]), recipe.split.names[ids[slot]], reason) for slot, reason in failures.items()]
     return Prepared(
-        epoch, index, images[: len(good)], recipe.split.labels[kept], kept, _compacted(mix, good), left_out, stages
+        epoch,
+        fetched.index,
+        images[: len(good)],
+        recipe.split.labels[kept],
+        kept,
+        _compacted(mix, good),
+        left_out,
+        stages,
     )
 
 

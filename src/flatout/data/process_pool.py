@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batch import Prepared
-from flatout.data.pools import Buffers, Key
+from flatout.data.pools import Buffers, Key, late
 from flatout.data.prepare import Recipe, prepare
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
 from flatout.units import format_bytes
@@ -97,10 +97,7 @@ class ProcessPool:
             left = deadline - time.monotonic()
             ready = wait([worker.connection for worker in self._workers], max(0.0, left))
             if not ready and left <= 0:
-                raise WorkerFailed(
-                    f"batch {key[1]} of epoch {key[0]} was not ready after {deadline_seconds:g} s; "
-                    "is the store reachable? raise data.batch_deadline_seconds if it is only slow"
-                )
+                raise late(key, deadline_seconds)
             for worker in [worker for worker in self._workers if worker.connection in ready]:
                 self._receive(worker)
             self._dispatch()

@@ -30,6 +30,12 @@ def test_bad_addresses_are_the_users_mistake(url: str) -> None:
         parse_address(url)
 
 
+def test_keys_in_an_address_are_not_shown() -> None:
+    with pytest.raises(DataError) as error:
+        parse_address("s3://AK:canary@bucket/x")
+    assert "canary" not in str(error.value)
+
+
 def test_the_closest_endpoint_wins() -> None:
     environment = {"AWS_ENDPOINT": "http://c", "AWS_ENDPOINT_URL": "http://b", "AWS_ENDPOINT_URL_S3": "http://a"}
     assert s3_endpoint({"endpoint": "http://o"}, environment) == "http://o"

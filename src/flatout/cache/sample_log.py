@@ -1,0 +1,106 @@
+"""Original bytes of samples, appended to one local file as they arrive, with a journal that survives a kill.
+
+A journal record is written only after the sample's bytes, so whatever the journal names is there. Bytes from an
+earlier process are checked against their checksum when they are first used.
+"""
+
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from pathlib import Path
+
+from flatout.errors import NoSpace
+
+_RECORD = struct.Struct("<QQQII")  # row, offset, length, checksum, checksum of the record so far
+
+
+class SampleLog:
+    """Bytes by row in `folder`. Safe to use from several threads; one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.full: str | None = None  # why nothing more is written
+        self._lock = threading.Lock()
+        self._where: dict[int, tuple[int, int, int]] = {}
+        self._unverified: set[int] = set()
+        self._end = 0
+        self._files: tuple[int, int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def open(self) -> "SampleLog":
+        """Read the journal of an earlier process; a torn or damaged end of it is dropped."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise NoSpace(f"{self.folder} is being filled by another run; this one reads from the store") from None
+        data, journal = (
+            os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for name in ("data", "journal")
+        )
+        self._files = (data, journal, lock)
+        self._recover(data, journal)
+        return self
+
+    def get(self, row: int) -> bytes | None:
+        """The bytes, or None where they are not here (or no longer what was written)."""
+        found = self._where.get(row)
+        if found is None or self._files is None:
+            return None
+        offset, length, checksum = found
+        blob = os.pread(self._files[0], length, offset)
+        if len(blob) != length or (row in self._unverified and zlib.crc32(blob) != checksum):
+            del self._where[row]
+            return None
+        self._unverified.discard(row)
+        return blob
+
+    def put(self, row: int, blob: bytes | memoryview) -> bool:
+        """Append; False once the disk is full (said in `full`), which is not an error: the store still has it."""
+        if self.full is not None or self._files is None or row in self._where:
+            return False
+        with self._lock:
+            offset, self._end = self._end, self._end + len(blob)
+        checksum = zlib.crc32(blob)
+        try:
+            _write_all(self._files[0], blob, offset)
+            head = _RECORD.pack(row, offset, len(blob), checksum, 0)[:-4]
+            with self._lock:
+                os.write(self._files[1], head + zlib.crc32(head).to_bytes(4, "little"))
+        except OSError as error:
+            self.full = f"{self.folder}: {error.strerror}"
+            return False
+        self._where[row] = (offset, len(blob), checksum)
+        return True
+
+    def close(self) -> None:
+        if self._files is not None:
+            for fd in self._files:
+                os.close(fd)
+            self._files = None
+
+    def _recover(self, data: int, journal: int) -> None:
+        size, at = os.fstat(data).st_size, 0
+        records = os.pread(journal, os.fstat(journal).st_size, 0)
+        while at + _RECORD.size <= len(records):
+            row, offset, length, checksum, own = _RECORD.unpack_from(records, at)
+            if zlib.crc32(records[at : at + _RECORD.size - 4]) != own or offset + length > size:
+                break
+            self._where[row] = (offset, length, checksum)
+            self._unverified.add(row)
+            self._end = max(self._end, offset + length)
+            at += _RECORD.size
+        os.ftruncate(journal, at)
+        os.lseek(journal, at, os.SEEK_SET)
+
+
+def _write_all(fd: int, blob: bytes | memoryview, offset: int) -> None:
+    view = memoryview(blob)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
