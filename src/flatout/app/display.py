@@ -52,6 +52,10 @@ class Display:
         self._task = self._bar.add_task(what, total=total, completed=done, figures="")
         self._logged = time.monotonic()
 
+    def begin_once(self, what: str, done: int, total: int) -> None:
+        if self._task is None:
+            self.begin(what, done, total)
+
     def advance(self, what: str, done: int, total: int, figures: str) -> None:
         if self._live and self._task is not None:
             self._bar.update(self._task, description=what, completed=done, figures=figures)

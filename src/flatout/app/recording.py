@@ -38,6 +38,7 @@ class RunRecords:
         self._device = device
         before = read_json(directory.summary)
         self.attempt = int(before.get("attempts") or 0) + 1
+        self.completed = before.get("status") == "completed"
         earlier = read_attempts(directory.spans / "rank0.jsonl")
         self.earlier_seconds = sum(each.wall_seconds for each in earlier)
         self._earlier_parts = [each.parts for each in earlier]
@@ -53,7 +54,8 @@ class RunRecords:
 
     def epoch(self, record: EpochRecord) -> None:
         row = asdict(record)
-        self._epochs.append({"attempt": self.attempt, **row, **row.pop("metrics")})
+        metrics = row.pop("metrics")
+        self._epochs.append({"attempt": self.attempt, **row, **metrics})
 
     def quarantine(self, split: str, failures: Mapping[int, Failure]) -> None:
         """Each unusable sample once, however often it is met."""

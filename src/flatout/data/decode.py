@@ -39,7 +39,8 @@ def decoder_name() -> str:
 
 def decode_pixels(data: bytes | memoryview) -> NDArray[np.uint8]:
     """RGB, [height, width, 3]. simplejpeg decodes plain JPEGs to the same pixels as Pillow, without the GIL."""
-    if bytes(data[:2]) == b"\xff\xd8" and bytes(data[:65536]).find(b"Exif\0") < 0:
+    whole = data if isinstance(data, bytes) else bytes(data)
+    if whole.startswith(b"\xff\xd8") and whole.find(b"Exif\0") < 0:  # long profiles may stand before it
         try:
             height, width, space, _ = simplejpeg.decode_jpeg_header(data)
             if height * width <= MAX_PIXELS and space in ("Gray", "YCbCr", "RGB"):

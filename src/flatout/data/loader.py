@@ -11,14 +11,14 @@ import torch
 from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
-from flatout.data.decode import decode_pixels, native
+from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe
 from flatout.data.process_pool import ProcessPool
 from flatout.data.readers import read_source
 from flatout.data.staging import is_remote, staged
 from flatout.data.tiers import choose_cache
-from flatout.errors import StorageError, TooManyQuarantined
+from flatout.errors import DataError, StorageError, TooManyQuarantined
 
 FETCHERS = 4  # batches of remote samples under way at once
 
@@ -156,15 +156,21 @@ def choose_workers(wanted: int | str, device_kind: str) -> int:
 
 
 def _with_raw_shape(recipe: Recipe) -> Recipe:
-    """A raw view takes the size of its images from the first sample."""
+    """A raw view takes the size of its images from the first sample that can be decoded."""
     if recipe.view.crop != "raw":
         return recipe
-    first = np.zeros(1, np.int64)
-    shapes = recipe.split.shapes(first)
-    if shapes is not None:
-        return replace(recipe, raw_shape=(int(shapes[0][0]), int(shapes[0][1])))
-    answer = read_source(recipe.split.locate(first)[0])
-    if isinstance(answer, StorageError):
-        raise answer
-    height, width = decode_pixels(answer).shape[:2]
-    return replace(recipe, raw_shape=(height, width))
+    reason = "it is empty"
+    for sample_id in range(len(recipe.split)):
+        one = np.array([sample_id])
+        shapes = recipe.split.shapes(one)
+        if shapes is not None:
+            return replace(recipe, raw_shape=(int(shapes[0][0]), int(shapes[0][1])))
+        answer = read_source(recipe.split.locate(one)[0])
+        if isinstance(answer, StorageError):
+            raise answer
+        try:
+            height, width = decode_pixels(answer).shape[:2]
+            return replace(recipe, raw_shape=(height, width))
+        except Undecodable as error:
+            reason = f"the last sample, {recipe.split.names[sample_id]!r}: {error}"
+    raise DataError(f"no sample of the split can be decoded, so a raw view has no size; {reason}")

@@ -5,10 +5,11 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from PIL import Image
 
 from flatout.data.dataset import Dataset, Split
 from flatout.data.decode import Undecodable, decode_image
-from flatout.data.pack import MANIFEST, VERSION, PackIndex, encode_index
+from flatout.data.layouts import ANNOTATIONS
+from flatout.data.pack import MANIFEST, MODES, VERSION, PackIndex, encode_index
 from flatout.data.readers import Source
-from flatout.errors import DataError, NoSpace, StorageError
+from flatout.errors import ConfigError, DataError, NoSpace, StorageError
 
 _SLICE = 256  # samples fetched at once
+_SLICES_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,15 @@ class PackOptions:
     short_side: int = 256
     quality: int = 90
     shard_bytes: int = 1_000_000_000
+
+    @classmethod
+    def checked(cls, mode: str, short_side: int, quality: int, shard_bytes: int) -> "PackOptions":
+        if mode not in MODES or not 1 <= quality <= 100 or short_side < 1 or shard_bytes < 1:
+            raise ConfigError(
+                f"cannot pack with mode {mode!r}, short side {short_side}, quality {quality}, shards of {shard_bytes} "
+                f"bytes; mode is one of {', '.join(MODES)}, quality 1 to 100, the sizes positive"
+            )
+        return cls(mode, short_side, quality, shard_bytes)
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class Blob:
     width: int = 0
 
 
-def write_pack(dataset: Dataset, folder: Path, options: PackOptions, workers: int = 2) -> Iterator[tuple[int, int]]:
+def write_pack(dataset: Dataset, folder: Path, options: PackOptions, workers: int = 4) -> Iterator[tuple[int, int]]:
     """Pack every split; yields (samples done, samples in all). What an interrupted call finished is not done again."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_same_job(folder, dataset, options)
@@ -114,9 +126,19 @@ def _write_shard(
 
 
 def _blobs(split: Split, low: int, high: int, options: PackOptions, pool: ThreadPoolExecutor) -> Iterator[Blob]:
-    for start in range(low, high, _SLICE):
-        ids = np.arange(start, min(start + _SLICE, high))
-        yield from pool.map(lambda source: _convert(source, options), split.read(ids))
+    starts = iter(range(low, high, _SLICE))
+    under_way: deque[Future[list[Blob]]] = deque()
+    while True:
+        for start in islice(starts, _SLICES_AHEAD - len(under_way)):
+            ids = np.arange(start, min(start + _SLICE, high))
+            under_way.append(pool.submit(_converted, split, ids, options))
+        if not under_way:
+            return
+        yield from under_way.popleft().result()
+
+
+def _converted(split: Split, ids: NDArray[np.int64], options: PackOptions) -> list[Blob]:
+    return [_convert(source, options) for source in split.read(ids)]
 
 
 def _convert(source: Source | StorageError, options: PackOptions) -> Blob:
@@ -179,9 +201,21 @@ def unpack(dataset: Dataset, folder: Path) -> Iterator[tuple[int, int]]:
                     raise source
                 target = _inside(folder, split.names[sample_id])
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _write_atomically(target, bytes(source))
+                target.write_bytes(source)
                 done += 1
             yield done, total
+        _write_annotations(split, dataset.classes, folder)
+
+
+def _write_annotations(split: Split, classes: Sequence[str], folder: Path) -> None:
+    """The original Tiny-ImageNet layout keeps the classes of val/images/* in a file beside it."""
+    flat = [name for name in split.names if name.split("/")[1:2] == ["images"]]
+    if flat and len(flat) == len(split):
+        lines = (
+            f"{name.rsplit('/', 1)[1]}\t{classes[label]}\n"
+            for name, label in zip(split.names, split.labels, strict=True)
+        )
+        (folder / flat[0].split("/")[0] / ANNOTATIONS).write_text("".join(lines), errors="surrogateescape")
 
 
 def _inside(folder: Path, name: str) -> Path:

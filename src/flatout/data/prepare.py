@@ -107,7 +107,10 @@ def assemble(
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
     if native is not None and watch is None and recipe.view.crop != "raw":
-        _load_compiled(sources, shapes, drawn, images, status, stages)
+        allowed = [
+            None if sample_id in recipe.banned else source for sample_id, source in zip(ids, sources, strict=True)
+        ]
+        _load_compiled(allowed, shapes, drawn, images, status, stages)
     failures: dict[int, str] = {}
     for slot in np.flatnonzero(status).tolist():
         sample_id = int(ids[slot])
@@ -126,7 +129,7 @@ def assemble(
 
 
 def _load_compiled(
-    sources: Sequence[Source | StorageError],
+    sources: Sequence[Source | StorageError | None],
     shapes: NDArray[np.int32] | None,
     drawn: Draws,
     images: NDArray[np.uint8],

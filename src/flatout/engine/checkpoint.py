@@ -125,11 +125,15 @@ def list_saved(folder: Path) -> list[Saved]:
 def superseded(saved: list[Saved], keep_top: int, better: str) -> list[Saved]:
     """Those that are neither among the newest nor among the best; a tie is won by the newer."""
     by_step = sorted(saved, key=lambda each: each.step)
-    sign = 1 if better == "higher" else -1
-    rated = [each for each in by_step if each.metric is not None]
-    best = sorted(rated, key=lambda each: (sign * (each.metric or 0.0), each.step), reverse=True)[:keep_top]
-    kept = {each.step for each in (*by_step[-KEEP_NEWEST:], *best)}
+    kept = {each.step for each in (*by_step[-KEEP_NEWEST:], *_by_metric(by_step, better)[:keep_top])}
     return [each for each in by_step if each.step not in kept]
+
+
+def _by_metric(saved: list[Saved], better: str) -> list[Saved]:
+    """Those that have one, the best first; a tie is won by the newer."""
+    sign = 1 if better == "higher" else -1
+    rated = [each for each in saved if each.metric is not None]
+    return sorted(rated, key=lambda each: (sign * (each.metric or 0.0), each.step), reverse=True)
 
 
 def prune(folder: Path, keep_top: int, better: str) -> None:
@@ -137,10 +141,9 @@ def prune(folder: Path, keep_top: int, better: str) -> None:
     saved = list_saved(folder)
     for old in superseded(saved, keep_top, better):
         old.path.unlink(missing_ok=True)
-    rated = [each for each in saved if each.metric is not None]
-    if rated:
-        pick = max if better == "higher" else min
-        _point(folder / f"best{_SUFFIX}", pick(rated, key=lambda each: each.metric or 0.0).path)
+    kept = _by_metric([each for each in saved if each.path.exists()], better)
+    if kept:
+        _point(folder / f"best{_SUFFIX}", kept[0].path)
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:

@@ -31,6 +31,7 @@ class Progress:
     best: float | None = None
     best_epoch: int | None = None
     validations_since_best: int = 0
+    ended: bool = False  # the last epoch is validated and saved
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,11 @@ class Job:
 def train(job: Job) -> Iterator[Record]:
     """Train from `job.progress` to the end, yielding a record of every step and epoch."""
     config, progress, span = job.config, job.progress, job.recorder.span
-    while progress.step < job.total_steps and job.stopped is None:
+    while job.stopped is None and not nothing_left(progress, config):
+        progress.ended = False
         job.learner.model.train()
         batches = job.source.epoch(progress.epoch, progress.batch_index)
-        while progress.step < job.total_steps:
+        while not _steps_done(progress, config):
             started = time.perf_counter()
             with span("data_wait"):
                 batch = next(batches, None)
@@ -105,13 +107,34 @@ def train(job: Job) -> Iterator[Record]:
             if job.stopped is not None:
                 break
             if config.checkpoint.every_steps and progress.step % config.checkpoint.every_steps == 0:
-                with span("checkpoint"):
-                    job.save(progress)
+                _save(job)
         if job.stopped is None:
             yield from _end_epoch(job)
     if job.stopped is not None:
-        with span("checkpoint"):
-            job.save(progress)
+        _save(job)
+
+
+def nothing_left(progress: Progress, config: Config) -> bool:
+    """Every step is done, and what follows the last one too: a kill between the two leaves the validation to do."""
+    return progress.ended and _steps_done(progress, config)
+
+
+def _steps_done(progress: Progress, config: Config) -> bool:
+    """Counted in epochs: a batch that is all quarantine has no step, and the batch size may change between epochs."""
+    most = config.train.max_steps
+    return progress.epoch >= config.train.epochs or (most is not None and progress.step >= most)
+
+
+def _save(job: Job) -> None:
+    """Only finite values become a checkpoint; those that are kept are always good to go back to."""
+    with job.recorder.span("checkpoint"):
+        for name, value in job.learner.tensors().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise NotFinite(
+                    f"{name} is not finite after step {job.progress.step}; this state was not saved, the checkpoint "
+                    "before it is kept. Lower train.lr, set train.clip_norm, or train.log_every=1 to stop sooner"
+                )
+        job.save(job.progress)
 
 
 def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> StepRecord | None:
@@ -153,9 +176,8 @@ def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> S
 def _set_learning_rate(job: Job) -> float:
     train = job.config.train
     warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
-    rate = learning_rate(
-        train.schedule, job.progress.step, job.total_steps, train.lr, warmup_steps, train.milestones, train.gamma
-    )
+    done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
+    rate = learning_rate(train.schedule, done, job.total_steps, train.lr, warmup_steps, train.milestones, train.gamma)
     for group in job.learner.optimizer.param_groups:
         group["lr"] = rate
     return rate
@@ -193,7 +215,8 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     """Validate, record, decide whether to go on, save."""
     config, progress = job.config, job.progress
     finished = progress.epoch + 1
-    last = progress.step >= job.total_steps
+    whole = progress.batch_index >= job.source.batches_per_epoch
+    last = _steps_done(progress, config) or (whole and finished >= config.train.epochs)
     train_loss = progress.loss_sum / progress.loss_samples if progress.loss_samples else None
     metrics: dict[str, float] = {}
     if job.val_source is not None and (last or finished % config.validate_.every_epochs == 0):
@@ -203,7 +226,7 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     record = EpochRecord(
         progress.epoch, progress.step, progress.loss_samples, train_loss, metrics, _rate(job), time.time()
     )
-    if progress.batch_index >= job.source.batches_per_epoch:
+    if whole:
         progress.epoch, progress.batch_index = finished, 0
         progress.loss_sum, progress.loss_samples = 0.0, 0
     with job.recorder.span("other"):
@@ -212,9 +235,9 @@ def _end_epoch(job: Job) -> Iterator[Record]:
         patience = config.stop.patience_epochs
         if patience is not None and progress.validations_since_best >= patience:
             job.stopped = f"no better {config.checkpoint.metric} for {patience} validations (stop.patience_epochs)"
+    progress.ended = last
     if last or (job.stopped is None and finished % config.checkpoint.every_epochs == 0):
-        with job.recorder.span("checkpoint"):
-            job.save(progress)
+        _save(job)
 
 
 def _rate(job: Job) -> float:

@@ -1,6 +1,7 @@
 """A run's directory: which file is what, who may write to it, and writing that never leaves half a file."""
 
 import csv
+import errno
 import fcntl
 import io
 import json
@@ -9,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, AnyStr
+from typing import Any, AnyStr
 
 from flatout.errors import RunDirectoryError
 
@@ -36,7 +37,8 @@ class RunDirectory:
         self.spans = root / "spans"
         self.checkpoints = root / "checkpoints"
         self._lock_path = root / "lock"
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
+        self._made: list[Path] = []  # folders that were not there before
 
     @property
     def exists(self) -> bool:
@@ -45,30 +47,30 @@ class RunDirectory:
     def lock(self) -> None:
         """Hold the run until this process ends; the kernel lets go of it even after a kill -9."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            file = self._lock_path.open("a+", encoding="utf-8")
+            self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+            while self._lock is None:
+                self.root.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):  # a command that was refused removed the directory just now
+                    self._lock = _locked(self._lock_path)
         except OSError as error:
             raise RunDirectoryError(
                 f"{self.root} cannot be written to: {error.strerror}; choose another --run DIR"
             ) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            file.close()
-            raise RunDirectoryError(
-                f"{self.root} is in use by process {owner}; wait for it, stop it, or choose another --run DIR"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        self._lock = file
+        os.ftruncate(self._lock, 0)
+        with suppress(OSError):  # on a full disk the lock holds without its owner's number
+            os.write(self._lock, b"%d\n" % os.getpid())
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        """Let go. A directory that got nothing but the lock is removed again: a refused command leaves no trace."""
+        if self._lock is None:
+            return
+        with suppress(OSError):
+            if os.listdir(self.root) == [self._lock_path.name]:
+                self._lock_path.unlink()
+                for folder in self._made:
+                    folder.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     def in_use(self) -> bool:
         """Whether a process holds the lock now."""
@@ -92,21 +94,39 @@ class RunDirectory:
         raise RunDirectoryError(f"cannot move {self.root} aside: too many older copies beside it")
 
 
+def _locked(path: Path) -> int | None:
+    """An open, locked file, or None where its owner removed it meanwhile. Refused while another process holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except BlockingIOError:
+        owner = os.read(fd, 32).decode().strip() or "unknown"
+        os.close(fd)
+        raise RunDirectoryError(
+            f"{path.parent} is in use by process {owner}; wait for it, stop it, or choose another --run DIR"
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
 class Table:
     """A CSV file that grows by whole rows. A row cut short by a kill is dropped when the file is opened again."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self._path = path
         self._columns = list(columns)
-        self._file: IO[str] | None = None
+        self._file: io.FileIO | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Written and handed to the kernel at once: a kill -9 after this loses nothing."""
+        """Handed to the kernel at once: a kill -9 after this loses nothing. On a full disk, whole or not at all."""
         if self._file is None:
             self._open(row)
-        assert self._file is not None
-        csv.writer(self._file).writerow([_cell(row.get(name)) for name in self._columns])
-        self._file.flush()
+        self._write([_cell(row.get(name)) for name in self._columns])
 
     def close(self) -> None:
         if self._file is not None:
@@ -118,11 +138,26 @@ class Table:
         if self._path.exists() and self._path.stat().st_size:
             with self._path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
                 self._columns = next(csv.reader(file))
-            self._file = self._path.open("a", newline="", encoding="utf-8", errors="surrogateescape")
+            self._file = self._path.open("ab", buffering=0)
             return
         self._columns += [name for name in row if name not in self._columns]
-        self._file = self._path.open("a", newline="", encoding="utf-8", errors="surrogateescape")
-        csv.writer(self._file).writerow(self._columns)
+        self._file = self._path.open("ab", buffering=0)
+        self._write(self._columns)
+
+    def _write(self, cells: list[Any]) -> None:
+        assert self._file is not None
+        text = io.StringIO(newline="")
+        csv.writer(text).writerow(cells)
+        data = text.getvalue().encode("utf-8", "surrogateescape")
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        except OSError:
+            self._file.truncate(whole)
+            if not whole:  # not even the header fits: a later row must try that again
+                self.close()
+            raise
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -158,11 +193,16 @@ def _cell(value: Any) -> Any:
 def write_text(path: Path, text: str) -> None:
     """The whole new text or the whole old one, never a mixture."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:

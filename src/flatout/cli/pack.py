@@ -1,0 +1,66 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import data_app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder, .tar, pack or s3://, gs://, az:// URL.")]
+Target = Annotated[Path, typer.Argument(metavar="DST", help="Folder to write to.")]
+
+
+@data_app.command()
+def pack(
+    source: Source,
+    target: Target,
+    mode: Annotated[str, typer.Option(help="original bytes, resized JPEGs, or decoded pixels.")] = "original",
+    short_side: Annotated[int, typer.Option(metavar="PX", help="Mode resized: the shorter side.")] = 256,
+    quality: Annotated[int, typer.Option(help="Mode resized: JPEG quality.")] = 90,
+    shard_mb: Annotated[int, typer.Option(help="Size of a shard in MB.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Put a dataset into a few large files: faster to read, to copy and to list than many small ones.
+
+    Use the pack's folder as data.path. A pack of original or decoded samples gives byte-identical batches.
+    """
+    from flatout.app.pack_data import PackOptions, pack_dataset
+
+    result = pack_dataset(
+        source, target, PackOptions.checked(mode, short_side, quality, shard_mb * 10**6), quiet=as_json
+    )
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"packed {result['samples']:,} samples into {target}")
+
+
+@data_app.command()
+def unpack(source: Source, target: Target, as_json: Json = False) -> None:
+    """Write the samples of a pack back as files."""
+    from flatout.app.pack_data import unpack_dataset
+
+    result = unpack_dataset(source, target, quiet=as_json)
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"wrote {result['samples']:,} files under {target}")
+
+
+@data_app.command()
+def stage(
+    source: Source,
+    target: Target,
+    classes: Annotated[int | None, typer.Option(help="Only the first N classes.")] = None,
+    samples_per_class: Annotated[int | None, typer.Option(help="At most M training samples of each class.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a remote dataset to local disk ahead of training, many objects at a time, verified and resumable."""
+    from flatout.app.pack_data import stage_dataset
+
+    result = stage_dataset(source, target, classes, samples_per_class, quiet=as_json)
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(result["advice"])
