@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flatout.app.display import Display
-from flatout.app.train_run import prepare_setup
+from flatout.app.train_run import folder_name, prepare_setup
 from flatout.config.loading import load_config
 from flatout.data.loader import choose_workers, open_loader
 from flatout.engine.learner import build_learner
@@ -33,7 +33,7 @@ def find_learning_rate(
         raise ConfigError(f"low {low:g}, high {high:g}, steps {steps}: need 0 < low < high and at least 10 steps")
     setup = prepare_setup(load_config(source, overrides).config)
     config = setup.config
-    folder = out or Path("runs") / f"{config.name}-lr-find"
+    folder = out or Path("runs") / f"{folder_name(config.name)}-lr-find"
     random_state = torch.get_rng_state()
     workers = choose_workers(config.data.workers, setup.device.kind)
     points = []

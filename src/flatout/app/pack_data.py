@@ -79,5 +79,5 @@ def _advice(result: dict[str, Any], objects: int, usd: float | None) -> str:
     seconds = result["seconds"]
     took = f"copied {objects:,} objects, {format_bytes(result['bytes'])} in {format_seconds(seconds)}"
     paid = "" if usd is None else f", {format_usd(usd)} for the requests and a month of storage"
-    return f"{took}{paid}. A copy ahead of time pays after {format_seconds(seconds)} / (remote - local epoch) epochs; "
-        "data.stage: auto copies while the first epoch trains and needs no such wait"
+    pays = f"A copy ahead of time pays after {format_seconds(seconds)} / (remote - local epoch) epochs"
+    return f"{took}{paid}. {pays}; data.stage: auto copies while the first epoch trains and needs no such wait"

@@ -43,10 +43,10 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     )  # fmt: skip
 
 
-def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool) -> None:
-    """Refuse what would silently train something else than the user thinks."""
+def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool) -> list[str]:
+    """Refuse what would silently train something else than the user thinks; returns a note on what was accepted."""
     if resumed.tensors is None:
-        return
+        return []
     old = resumed.previous
     if old is not None and resumed.progress.batch_index and old.data.batch_size != config.data.batch_size:
         raise ConfigError(
@@ -59,12 +59,15 @@ def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_
             f"train.seed changed from {old.train.seed} to {config.train.seed}: the order of samples would change in "
             "the middle of a run; use the old seed, or --fresh"
         )
-    if resumed.data_fingerprint != dataset.fingerprint and not accept_changed_data:
-        raise DataError(
-            f"the dataset changed since the checkpoint: {resumed.train_samples} training samples then, "
-            f"{len(dataset.train)} now (fingerprint {str(resumed.data_fingerprint)[:8]} is now "
-            f"{dataset.fingerprint[:8]}); restore it, start with --fresh, or go on with --accept-changed-data"
-        )
+    if resumed.data_fingerprint == dataset.fingerprint:
+        return []
+    changed = (
+        f"the dataset changed since the checkpoint: {resumed.train_samples} training samples then, "
+        f"{len(dataset.train)} now (fingerprint {str(resumed.data_fingerprint)[:8]} is now {dataset.fingerprint[:8]})"
+    )
+    if not accept_changed_data:
+        raise DataError(f"{changed}; restore it, start with --fresh, or go on with --accept-changed-data")
+    return [f"{changed}; accepted with --accept-changed-data"]
 
 
 def _changes(old: Config, new: Config) -> list[str]:

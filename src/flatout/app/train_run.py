@@ -1,5 +1,6 @@
 """Train a recipe into a run directory; the same call again goes on where it stopped."""
 
+import errno
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from flatout.data.prepare import Recipe
 from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
 from flatout.engine.devices import Device, choose_device, usable_cores
+from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
-from flatout.engine.loop import Job, Progress, StepRecord, train
+from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
 from flatout.errors import (
     ConfigError,
     DataError,
@@ -69,7 +71,9 @@ def train_run(
 ) -> Run:
     """Train and return the run. Raises a FlatoutError with the cause if it does not complete."""
     setup = prepare_setup(load_config(source, overrides).config)
-    directory = RunDirectory(Path(run) if run is not None else Path("runs") / _folder_name(setup.config.name))
+    directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(setup.config.name))
+    begins = fresh or not checkpoint.list_saved(directory.checkpoints)
+    learner = _new_learner(setup, warm_start if begins else None)
     with ExitStack() as stack:
         if fresh and directory.root.exists():
             directory.lock()  # never moves a run that is in use
@@ -79,7 +83,7 @@ def train_run(
         stack.callback(directory.unlock)
         display = stack.enter_context(Display(quiet))
         signals = stack.enter_context(Signals())
-        session = _Session(setup, directory, display, signals)
+        session = _Session(setup, learner, directory, display, signals)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data)
     return read_run(directory.root)
@@ -108,7 +112,7 @@ def prepare_setup(config: Config) -> Setup:
     return Setup(config, dataset, device, task, recipe, val_recipe, total)
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
     if not name or "/" in name or name.startswith(".") or "\0" in name:
         raise ConfigError(f"name is {name!r}; a run's name is one folder name, without / and not starting with a dot")
     return name
@@ -117,8 +121,11 @@ def _folder_name(name: str) -> str:
 class _Session:
     """One attempt at a run: owns what must be closed, whatever happens."""
 
-    def __init__(self, setup: Setup, directory: RunDirectory, display: Display, signals: Signals) -> None:
+    def __init__(
+        self, setup: Setup, learner: Learner, directory: RunDirectory, display: Display, signals: Signals
+    ) -> None:
         self._setup = setup
+        self._learner = learner
         self._directory = directory
         self._display = display
         self._signals = signals
@@ -132,26 +139,26 @@ class _Session:
     def run(self, warm_start: str | Path | None, accept_changed_data: bool) -> None:
         setup, config = self._setup, self._setup.config
         resumed = find_resume_point(self._directory, config)
-        check_compatible(resumed, config, setup.dataset, accept_changed_data)
-        if resumed.progress.step >= setup.total_steps:
+        accepted = check_compatible(resumed, config, setup.dataset, accept_changed_data)
+        if self._records.completed and nothing_left(resumed.progress, config):
             self._say(f"{self._directory.root} is complete: {resumed.progress.step} of {setup.total_steps} steps; "
                       "raise train.epochs to go on, or use --fresh to start anew")  # fmt: skip
             return
-        self._recorder.open()
-        _set_threads(config)
-        learner = build_learner(setup.task, config, setup.device)
-        for note in (*setup.dataset.notes, *resumed.notes, *_restore(learner, resumed, warm_start)):
+        restored = _restore(self._learner, resumed, warm_start)
+        _require_space(self._directory, self._learner)
+        self._recorder.open()  # the first file: whatever a user can get wrong was refused above
+        for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
-        _require_space(self._directory, learner)
         write_text(self._directory.config, dump_config(config))
         write_json(self._directory.environment, describe_environment(setup.device))
-        self._train(learner, resumed.progress)
+        self._train(self._learner, resumed.progress)
 
     def close(self) -> None:
         for loader in (self._loader, self._val_loader):
             if loader is not None:
                 loader.close()
-        self._recorder.close()
+        with suppress(OSError):  # on a full disk the last spans are lost, and the cause of the end was said already
+            self._recorder.close()
         self._records.close()
 
     def _train(self, learner: Learner, progress: Progress) -> None:
@@ -159,24 +166,16 @@ class _Session:
         self._summarise("running", None, job)
         try:
             self._follow(job)
-        except FlatoutError as error:
+        except BaseException as error:
             if isinstance(error, NotFinite):
                 self._keep_bad_batch(job)
             elif isinstance(error, StorageError | WorkerFailed):
                 self._save(learner, job.progress)  # the weights are good: nothing of the epoch so far is lost
-            self._fail(job, str(error))
-            raise
-        except torch.OutOfMemoryError as error:
-            cause = RunFailed(
-                f"the device ran out of memory with data.batch_size = {self._setup.config.data.batch_size}: "
-                f"{str(error).splitlines()[0]}; try data.batch_size={max(1, self._setup.config.data.batch_size // 2)}, "
-                "train.checkpointing=true, or train.accumulate=2"
-            )
-            self._fail(job, str(cause))
+            cause = error if isinstance(error, FlatoutError) else self._explained(error, job)
+            self._fail(job, f"{type(error).__name__}: {error}" if cause is None else str(cause))
+            if cause is None or cause is error:
+                raise
             raise cause from None
-        except BaseException as error:
-            self._fail(job, f"{type(error).__name__}: {error}")
-            raise
         digest = state_digest(learner.tensors())
         if job.stopped is None:
             self._summarise("completed", None, job, digest)
@@ -184,6 +183,21 @@ class _Session:
         self._summarise("stopped", job.stopped, job, digest)
         if self._signals.received is not None:
             raise Interrupted(f"stopped by {job.stopped}")
+
+    def _explained(self, error: BaseException, job: Job) -> RunFailed | None:
+        """What a user can do about an error of torch or the system; None for a bug."""
+        batch_size = self._setup.config.data.batch_size
+        if isinstance(error, torch.OutOfMemoryError):
+            return RunFailed(
+                f"the device ran out of memory with data.batch_size = {batch_size}: {str(error).splitlines()[0]}; "
+                f"try data.batch_size={max(1, batch_size // 2)}, train.checkpointing=true, or train.accumulate=2"
+            )
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return RunFailed(
+                f"no room for the records of {self._directory.root} after step {job.progress.step}: {error.strerror}; "
+                "free some space, then the same command resumes from the newest checkpoint"
+            )
+        return None
 
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
@@ -217,6 +231,11 @@ class _Session:
                 self._records.epoch(record)
                 self._summarise("running", None, job)
                 self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
+        if self._failed_saves:
+            raise RunFailed(
+                f"the checkpoint of step {job.progress.step}, where training ended, could not be written; "
+                "free some space, then the same command resumes from the one before"
+            )
 
     def _records_failures(self) -> None:
         for split, loader in (("train", self._loader), ("val", self._val_loader)):
@@ -288,12 +307,27 @@ def _set_threads(config: Config) -> None:
     torch.set_num_threads(usable_cores() if config.threads == "auto" else config.threads)
 
 
+def _new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
+    """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here."""
+    _set_threads(setup.config)
+    learner = build_learner(setup.task, setup.config, setup.device)
+    if warm_start is not None:
+        _start_warm(learner, warm_start)
+    return learner
+
+
+def _start_warm(learner: Learner, weights: str | Path) -> None:
+    load_weights(learner.model, checkpoint.load_tensors(Path(weights)))
+    if learner.ema is not None:
+        learner.ema = Ema.start(learner.model, learner.ema.decay)  # not an average with the random weights
+
+
 def _restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
     if resumed.tensors is not None:
         learner.precision.load_scalars(resumed.precision)
         return learner.load(resumed.tensors)
     if warm_start is not None:
-        load_weights(learner.model, checkpoint.load_tensors(Path(warm_start)))
+        _start_warm(learner, warm_start)
         return [f"weights from {warm_start}; optimizer and schedule start anew"]
     return []
 

@@ -1,7 +1,7 @@
 """The command line: names, options and help. Each command imports what it needs when it runs, so help is quick."""
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -23,18 +23,29 @@ app.add_typer(config_app, name="config")
 
 
 def run() -> Any:
-    """Entry point: a FlatoutError is one line on stderr and its exit code; anything else is a bug with a traceback."""
+    """Entry point: a user's mistake is one line on stderr and an exit code; anything else is a bug with a traceback."""
     from flatout.cli import register
 
     register()
     try:
-        return app()
+        return app(standalone_mode=False)  # else typer answers a wrong option with a page of help
     except FlatoutError as error:
-        message = " ".join(str(error).split())
-        sys.stderr.write(f"flatout: {message}\n")
-        sys.exit(error.exit_code)
+        _say_and_exit(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("flatout: interrupted\n")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(error.exit_code)  # type: ignore[attr-defined]
+        command = error.ctx.command_path if getattr(error, "ctx", None) else "flatout"
+        _say_and_exit(f"{error.format_message()} See {command} --help", error.exit_code)  # type: ignore[attr-defined]
+
+
+def _say_and_exit(message: str, exit_code: int) -> NoReturn:
+    sys.stderr.write(f"flatout: {' '.join(message.split())}\n")
+    sys.exit(exit_code)
