@@ -1,11 +1,11 @@
 """The first thing a newcomer runs: data, training and a report in one go."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from flatout.app.make_data import make_shapes_dataset
 from flatout.app.train_run import train_run
+from flatout.data.budgets import cache_folder
 from flatout.runs import Run
 
 CLASSES, SAMPLES_PER_CLASS, SIZE = 8, 150, 32
@@ -35,5 +35,4 @@ def run_demo(run: Path, quiet: bool) -> Run:
 
 
 def demo_data_folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "flatout" / f"shapes-{CLASSES}x{SAMPLES_PER_CLASS}-{SIZE}"
+    return cache_folder() / f"shapes-{CLASSES}x{SAMPLES_PER_CLASS}-{SIZE}"

@@ -11,8 +11,9 @@ import psutil
 import torch
 
 import flatout
+from flatout.data.budgets import usable_cores
 from flatout.data.decode import decoder_name
-from flatout.engine.devices import Device, cpu_name, usable_cores
+from flatout.engine.devices import Device, cpu_name
 
 
 def describe_environment(device: Device) -> dict[str, Any]:

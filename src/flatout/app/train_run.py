@@ -18,12 +18,13 @@ from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.batch import StageSeconds
+from flatout.data.budgets import usable_cores
 from flatout.data.dataset import Dataset, open_dataset
 from flatout.data.loader import Loader, choose_workers, open_loader
 from flatout.data.prepare import Recipe
 from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
-from flatout.engine.devices import Device, choose_device, usable_cores
+from flatout.engine.devices import Device, choose_device
 from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train

@@ -39,11 +39,12 @@ def run() -> Any:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
             raise
+        usage: Any = error
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
-            error.show()  # type: ignore[attr-defined]
-            sys.exit(error.exit_code)  # type: ignore[attr-defined]
-        command = error.ctx.command_path if getattr(error, "ctx", None) else "flatout"
-        _say_and_exit(f"{error.format_message()} See {command} --help", error.exit_code)  # type: ignore[attr-defined]
+            usage.show()
+            sys.exit(usage.exit_code)
+        command = usage.ctx.command_path if getattr(error, "ctx", None) else "flatout"
+        _say_and_exit(f"{usage.format_message().rstrip('.')}; see {command} --help", usage.exit_code)
 
 
 def _say_and_exit(message: str, exit_code: int) -> NoReturn:

@@ -4,15 +4,17 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.config.schema import DataConfig
-from flatout.data.layouts import Layout, canonical, find_layout
+from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout
 from flatout.data.pack import open_split, read_manifest
 from flatout.data.readers import ObjectReader, Reader, Source, read_source
+from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import open_store
@@ -75,7 +77,7 @@ class Dataset:
     val: Split | None
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         parts = [split.fingerprint(self.classes) if split else "-" for split in (self.train, self.val)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
@@ -99,13 +101,45 @@ def open_dataset(config: DataConfig) -> Dataset:
 
 
 def _from_files(store: Store, path: str) -> Dataset:
+    root = store.local_path("")
+    saved = load_index(root) if root is not None else None
+    if saved is not None:
+        return _from_saved(store, path, saved)
     lengths = {entry.name: entry.bytes for entry in store.entries()}
     layout = find_layout(lengths, lambda name: _read_text(store, name), path)
     _refuse_empty_classes(store, layout, path)
     classes = sorted(layout.splits["train"], key=canonical)
     train = _split(store, layout, "train", classes, lengths)
     val = _split(store, layout, "val", classes, lengths) if "val" in layout.splits else None
-    return Dataset(path, tuple(classes), train, val)
+    dataset = Dataset(path, tuple(classes), train, val)
+    if root is not None and len(lengths) >= LEAST_FILES:
+        folders = {root, *(os.path.join(root, os.path.dirname(name)) for name in lengths)}
+        folders |= {os.path.dirname(folder) for folder in folders if folder != root}
+        folders |= {os.path.join(root, name) for name in lengths if name.endswith(f"/{ANNOTATIONS}")}
+        save_index(root, sorted(folders), _index(dataset, layout.root))
+    return dataset
+
+
+def _index(dataset: Dataset, root: str) -> Index:
+    arrays: Index = {"root": pack_names([root]), "classes": pack_names(dataset.classes)}
+    for name, split in (("train", dataset.train), ("val", dataset.val)):
+        if split is not None:
+            arrays[f"{name}.names"] = pack_names(split.names)
+            arrays[f"{name}.labels"], arrays[f"{name}.lengths"] = split.labels, split.lengths
+    return arrays
+
+
+def _from_saved(store: Store, path: str, saved: Index) -> Dataset:
+    (root,) = unpack_names(saved["root"])
+
+    def split(name: str) -> Split:
+        names = tuple(unpack_names(saved[f"{name}.names"]))
+        lengths = saved[f"{name}.lengths"]
+        reader = ObjectReader(store, tuple(root + each for each in names) if root else names, lengths)
+        return Split(names, saved[f"{name}.labels"], lengths, reader, np.arange(len(names)))
+
+    val = split("val") if "val.names" in saved else None
+    return Dataset(path, tuple(unpack_names(saved["classes"])), split("train"), val)
 
 
 def _from_pack(store: Store, manifest: Mapping[str, Any], path: str) -> Dataset:

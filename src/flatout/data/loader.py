@@ -1,6 +1,5 @@
 """The local batch source: keeps a pool busy a fixed number of batches ahead and hands them over in order."""
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ import torch
 from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
+from flatout.data.budgets import usable_cores
 from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe
@@ -151,8 +151,7 @@ def choose_workers(wanted: int | str, device_kind: str) -> int:
     """`auto`: one beside a CPU that trains, else every core but one, at most 16."""
     if isinstance(wanted, int):
         return wanted
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if device_kind == "cpu" else max(1, min(cores - 1, 16))
+    return 1 if device_kind == "cpu" else max(1, min(usable_cores() - 1, 16))
 
 
 def _with_raw_shape(recipe: Recipe) -> Recipe:

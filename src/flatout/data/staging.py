@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.cache.sample_log import SampleLog
+from flatout.data.budgets import cache_folder, disk_budget_bytes
 from flatout.data.dataset import Split
 from flatout.data.readers import ObjectReader, Reader, Rows, Source, read_source
-from flatout.data.tiers import cache_folder, disk_budget_bytes
 from flatout.errors import NoSpace, StorageError
 from flatout.storage import is_fuse_mount
 from flatout.units import format_bytes

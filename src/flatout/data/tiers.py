@@ -1,13 +1,11 @@
 """Which tier keeps decoded samples: chosen by size and budget, and said."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import psutil
 
 from flatout.cache.arena import disk_arena, memory_arena
+from flatout.data.budgets import cache_folder, disk_budget_bytes, memory_budget_bytes
 from flatout.data.decode import Undecodable, decode_pixels
 from flatout.data.prepare import Recipe
 from flatout.data.readers import read_source
@@ -15,7 +13,6 @@ from flatout.data.sample_cache import SampleCache
 from flatout.errors import NoSpace, StorageError
 from flatout.units import format_bytes
 
-_MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to the model, the page cache and others
 _PROBED = 32  # samples whose size is looked at
 _MARGIN = 1.1
 
@@ -71,30 +68,3 @@ def _decoded_bytes(recipe: Recipe) -> int:
                 continue
     same = len(set(sizes)) <= 1  # images of one size need no margin
     return int(np.mean(sizes) * count * (1.0 if same else _MARGIN)) if sizes else 0
-
-
-def memory_budget_bytes() -> int:
-    """Half of what this process may still take: free memory, or less in a container."""
-    free = psutil.virtual_memory().available
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, used = (Path(name).read_text(encoding="ascii").strip() for name in (limit_file, used_file))
-        except OSError:
-            continue
-        if limit.isdigit():
-            free = min(free, max(0, int(limit) - int(used)))
-    return int(free * _MEMORY_SHARE)
-
-
-def disk_budget_bytes(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return int(psutil.disk_usage(str(folder)).free * _DISK_SHARE)
-
-
-def cache_folder() -> Path:
-    """Where flatout keeps what it can make again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatout"

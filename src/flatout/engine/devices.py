@@ -1,6 +1,5 @@
 """Where the model computes: a CPU, a GPU, or an emulated accelerator on the CPU."""
 
-import os
 import platform
 from dataclasses import dataclass
 
@@ -43,8 +42,3 @@ def cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores this process may run on: affinity, not what the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
