@@ -1,7 +1,8 @@
 """The index of a large folder, kept from one start to the next: 200,000 files are listed once, not every time.
 
 It is used only while nothing it depends on was changed since: adding, removing or renaming a file changes its folder's
-time of change, and the annotation file has its own. An image overwritten in place is not noticed; its size in the fingerprint is then the old one.
+time of change, and the annotation file has its own. An image overwritten in place is not noticed; its size in the
+fingerprint is then the old one.
 """
 
 import hashlib

@@ -137,7 +137,7 @@ static void read_rows(decoder *d, JSAMPROW *rows, unsigned count) {
 }
 
 /* In chunks that stay in the nearer caches between decoding and resizing. Rows start at an odd address: into aligned
- * ones libjpeg's colour conversion writes past the caches, which cost 64x64 pictures 40 % of their time. */
+ * ones libjpeg's colour conversion writes past the caches, which cost 64x64 pictures a third of their time. */
 static void stream_rows(decoder *d, box wanted, size_t stride, int offset, resizer *r, slice_times *times) {
     JSAMPROW rows[CHUNK_ROWS];
     for (int i = 0; i < CHUNK_ROWS; i++) rows[i] = d->rows.bytes + (size_t)i * stride + 1;
