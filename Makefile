@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := gcc libjpeg62-turbo-dev fuse3
 
-.PHONY: demo test install lint unit system clean bench-loop
+.PHONY: demo test install lint unit system clean fuzz bench-loop
 
 demo: install
 	$(BIN)/flatout demo
@@ -37,6 +37,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Mutated JPEGs and pack indexes against the compiled decoder (address and undefined-behaviour sanitizers).
+fuzz: install
+	$(BIN)/python tests/native_fuzz/run.py $(ROUNDS)
 
 # Measured results go to benchmarks/results/, dated, with the command.
 bench-loop: install

@@ -13,6 +13,36 @@ def group() -> None:
     """Look at, make and pack datasets."""
 
 
+@data_app.command()
+def audit(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder, .tar, pack or s3:// URL of a dataset.")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with pictures of what is wrong.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Quick look: read N samples of each class and split.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at every sample and say what is wrong with the dataset, before training pays for it.
+
+    Finds broken, empty and mislabelled files, copies within a class, between classes and from train to val, classes
+    that do not match, odd colour modes, formats and names. Each finding says how many, gives examples and what to do.
+
+    Exit code: 0 if there is no problem (warnings and notes may be), 1 if there is one, 2 if PATH holds no dataset.
+
+    Examples:  flatout data audit data/   |   flatout data audit s3://bucket/set --limit 20 --html audit.html
+    """
+    from flatout.app.audit_data import audit_data, print_audit
+
+    result = audit_data(path, html, limit, quiet=as_json)
+    if as_json:
+        print_json(result)
+    else:
+        print_audit(result)
+    raise typer.Exit(1 if result["problems"] else 0)
+
+
 make_app = typer.Typer(help="Synthesise datasets.", no_args_is_help=True)
 data_app.add_typer(make_app, name="make")
 

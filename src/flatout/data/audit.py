@@ -164,6 +164,7 @@ class Examined:
 
     rows: NDArray[np.void]
     reasons: dict[int, str] = field(default_factory=dict)
+    bad: Counter[int] = field(default_factory=Counter)  # samples of each status with a reason
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -299,6 +300,8 @@ def examine(
     tasks = iter([(number, split, part) for number, (split, ids) in enumerate(chosen) for part in _slices(split, ids)])
     under_way: deque[Future[_Slice]] = deque()
     started, done = time.perf_counter(), 0
+    tell = progress or (lambda _done, _total: None)
+    tell(0, len(examined.rows))
     pool = ThreadPoolExecutor(workers, "flatout-audit")
     try:
         # here and not in the threads: catch_warnings changes the whole process, and threads would undo each other
@@ -310,9 +313,7 @@ def examine(
                 if not under_way:
                     break
                 done = _take(examined, under_way.popleft().result(), done)
-                if progress is not None:
-                    progress(done, len(examined.rows))
-            pool.shutdown()
+                tell(done, len(examined.rows))
     finally:
         pool.shutdown(cancel_futures=True)
     examined.wall_seconds = time.perf_counter() - started
@@ -331,9 +332,9 @@ def _take(examined: Examined, part: _Slice, first: int) -> int:
     end = first + len(part.rows)
     examined.rows[first:end] = part.rows
     for slot, reason in part.reasons.items():
-        status = part.rows["status"][slot]
-        shown = sum(examined.rows["status"][row] == status for row in examined.reasons)
-        if shown < MAX_EXAMPLES:
+        status = int(part.rows["status"][slot])
+        examined.bad[status] += 1
+        if examined.bad[status] <= MAX_EXAMPLES:
             examined.reasons[first + slot] = reason
     examined.read_seconds += part.read_seconds
     examined.decode_seconds += part.decode_seconds
@@ -420,7 +421,8 @@ _Found = tuple[str, int, Iterable[Example]]
 
 
 def _name(contents: Contents, row: np.void) -> str:
-    return list(contents.splits.values())[row["split"]].names[row["id"]]
+    split = next(islice(contents.splits.values(), int(row["split"]), None))
+    return split.names[int(row["id"])]
 
 
 def _bad_content(contents: Contents, examined: Examined) -> Iterator[_Found]:
@@ -443,9 +445,18 @@ def _odd_content(contents: Contents, examined: Examined) -> Iterator[_Found]:
         yield some(f"mode-{mode}", rows[rows["mode"] == code], lambda row: KINDS[row["kind"]])
     yield some("exif-rotation", rows[rows["turned"]], lambda row: f"{row['width']} x {row['height']} upright")
     if contents.names_tell_format:
-        named = (_EXTENSIONS.get(_extension(_name(contents, row)), "") for row in rows)
-        differs = np.fromiter((KINDS.index(kind) for kind in named), np.uint8, len(rows)) != rows["kind"]
-        yield some("wrong-extension", rows[differs], lambda row: f"is {KINDS[row['kind']]}")
+        differs = rows[_named_kinds(contents, rows) != rows["kind"]]
+        yield some("wrong-extension", differs, lambda row: f"is {KINDS[row['kind']]}")
+
+
+def _named_kinds(contents: Contents, rows: NDArray[np.void]) -> NDArray[np.uint8]:
+    """Codes of the formats that the names promise; 0 where they promise none."""
+    codes = {extension: KINDS.index(kind) for extension, kind in _EXTENSIONS.items()}
+    kinds = np.zeros(len(rows), np.uint8)
+    for number, split in enumerate(contents.splits.values()):
+        where = rows["split"] == number
+        kinds[where] = [codes.get(_extension(split.names[i]), 0) for i in rows["id"][where].tolist()]
+    return kinds
 
 
 def _extension(name: str) -> str:
@@ -455,26 +466,23 @@ def _extension(name: str) -> str:
 
 def _duplicates(contents: Contents, examined: Examined) -> Iterator[_Found]:
     rows = examined.rows[examined.rows["digest"] != b""]
-    conflicts, leaks, copies = 0, 0, 0
+    counts: Counter[str] = Counter()
     shown: dict[str, list[Example]] = {"label-conflict": [], "leak": [], "duplicates": []}
     for group in _groups(rows["digest"]):
         same = rows[group]
         places = Counter(zip(same["split"].tolist(), same["label"].tolist(), strict=True))
-        surplus = sum(number - 1 for number in places.values())
-        in_val = int((same["split"] > 0).sum())
-        labels = dict.fromkeys(label for _, label in places)
-        example = _copies(contents, same)
-        if len(labels) > 1:
-            conflicts += len(same)
-            shown["label-conflict"].append(example)
-        if 0 < in_val < len(same):
-            leaks += in_val
-            shown["leak"].append(example)
-        if surplus:
-            copies += surplus
-            shown["duplicates"].append(example)
-    for finding, count in zip(shown, (conflicts, leaks, copies), strict=True):
-        yield finding, count, shown[finding]
+        in_val = sum(number for (split, _), number in places.items() if split > 0)
+        affected = {
+            "label-conflict": len(same) if len({label for _, label in places}) > 1 else 0,
+            "leak": in_val if in_val < len(same) else 0,
+            "duplicates": len(same) - len(places),
+        }
+        for finding, count in affected.items():
+            counts[finding] += count
+            if count and len(shown[finding]) < MAX_EXAMPLES:
+                shown[finding].append(_copies(contents, same))
+    for finding, examples in shown.items():
+        yield finding, counts[finding], examples
 
 
 def _groups(digests: NDArray[np.bytes_]) -> list[NDArray[np.int64]]:
@@ -489,10 +497,11 @@ def _groups(digests: NDArray[np.bytes_]) -> list[NDArray[np.int64]]:
 
 def _copies(contents: Contents, same: NDArray[np.void]) -> Example:
     """One of each class and split first, so that what differs is seen."""
-    _, firsts = np.unique(same[["split", "label"]], return_index=True)
-    order = [*firsts.tolist(), *(row for row in range(len(same)) if row not in set(firsts.tolist()))]
+    places = list(zip(same["split"].tolist(), same["label"].tolist(), strict=True))
+    firsts = {place: row for row, place in reversed(list(enumerate(places)))}
+    order = sorted(range(len(same)), key=lambda row: (firsts[places[row]] != row, row))
     names = tuple(_name(contents, same[row]) for row in order[:_SHOWN_COPIES])
-    classes = sorted({contents.classes[label] for label in same["label"].tolist()}, key=canonical)
+    classes = sorted({contents.classes[label] for _, label in places}, key=canonical)
     return Example(names, f"{len(same)} equal files of {', '.join(repr(name) for name in classes[:4])}")
 
 
@@ -600,9 +609,8 @@ def _describe_split(contents: Contents, split: Split) -> dict[str, Any]:
 
 
 def _describe_bytes(lengths: NDArray[np.int64]) -> dict[str, Any]:
-    return {
-        "total": int(lengths.sum()), "mean": float(lengths.mean()), "min": int(lengths.min()), "max": int(lengths.max()),
-    }  # fmt: skip
+    low, high = int(lengths.min()), int(lengths.max())
+    return {"total": int(lengths.sum()), "mean": float(lengths.mean()), "min": low, "max": high}
 
 
 def _describe_sizes(rows: NDArray[np.void]) -> dict[str, Any] | None:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import PIL
+
 from flatout.config.schema import ViewConfig
 from flatout.errors import ConfigError
 
 VERSION = 1  # raised whenever the same draws would give other pixels
+_RESIZE = 13 if int(PIL.__version__.split(".")[0]) >= 13 else 12  # Pillow 13 changed the order of its two passes
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class View:
     def digest(self) -> str:
         """Identifies the pixels: the name and the normalisation on the device do not count."""
         values = {key: value for key, value in asdict(self).items() if key not in ("name", "mean", "std")}
-        return hashlib.sha256(json.dumps([VERSION, values], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([VERSION, _RESIZE, values], sort_keys=True).encode()).hexdigest()[:16]
 
 
 SHIPPED = {

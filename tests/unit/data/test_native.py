@@ -452,8 +452,21 @@ def test_damage_gives_a_status_and_never_other_samples_pixels() -> None:
                 assert np.array_equal(out[0], reference(decode(bytes(damaged)), centre(), 24, 0))
 
 
+def test_grey_with_sampling_factors_equals_pillow() -> None:
+    """The factors of a lone component mean nothing, but libjpeg's crop and MCU arithmetic read them."""
+    grey = encode(picture(200, 150, 8), "grey")
+    at = grey.find(b"\xff\xc0\0\x0b") + 11
+    rng = random.Random(8)
+    for factors in (b"\x12", b"\x21", b"\x22", b"\x41"):
+        odd = grey[:at] + factors + grey[at + 1 :]
+        assert_equal_to_pillow(odd, [centre(), *(random_row(rng, 40) for _ in range(20))], 40)
+
+
 def test_header_size() -> None:
     assert _native.jpeg_size(PLAIN) == (70, 50, 3)
+    cmyk = io.BytesIO()
+    IMAGE.convert("CMYK").save(cmyk, "JPEG")
+    assert _native.jpeg_size(cmyk.getvalue()) == (70, 50, 4)
     assert _native.jpeg_size(encode(IMAGE, "grey")) == (70, 50, 1)
     assert _native.jpeg_size(PLAIN[:-2]) == (70, 50, 3)
     assert _native.jpeg_size(b"\x89PNG") is None

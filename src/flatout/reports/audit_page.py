@@ -1,0 +1,138 @@
+"""The result of an audit for people: on the terminal, and as one self-contained page. Names come from strangers: they
+are escaped in the page and shown without their control characters everywhere."""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flatout.runs.directory import write_text
+from flatout.units import format_bytes, format_seconds, format_share
+
+_COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
+_TERMINAL_EXAMPLES = 3
+_PAGE_CLASSES = 300
+
+
+def printable(text: str) -> str:
+    """A name as it may be shown: what is not printable as an escape, bytes that are no UTF-8 too."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def audit_text(result: dict[str, Any]) -> RenderableType:
+    """Findings first, then what the dataset consists of."""
+    parts: list[RenderableType] = [_headline(result), Text()]
+    for finding in result["findings"]:
+        parts += _finding(finding)
+    parts += [_figures(result)]
+    if result.get("html"):
+        parts += [Text(f"\npage: {result['html']}")]
+    return Group(*parts)
+
+
+def _headline(result: dict[str, Any]) -> Text:
+    line = Text(f"{printable(result['path'])}: ", style="bold")
+    counts = [(result[f"{severity}s"], severity) for severity in _COLOURS]
+    for count, severity in counts:
+        if count:
+            line.append(f"{count} {severity}{'s' if count > 1 else ''}  ", style=_COLOURS[severity])
+    if not result["problems"]:
+        line.append("no problems", style="bold green")
+    return line
+
+
+def _finding(finding: dict[str, Any]) -> list[RenderableType]:
+    head = Text(f"{finding['severity']:8}", style=_COLOURS[finding["severity"]])
+    head.append(f" {finding['count']:>7,}  {finding['what']}", style="default")
+    head.append(f"  [{finding['id']}]", style="dim")
+    shown = finding["examples"][:_TERMINAL_EXAMPLES]
+    lines = [Text(" " * 18 + _example(example), style="dim", overflow="ellipsis", no_wrap=True) for example in shown]
+    advice = Text(" " * 18 + finding["do"], style="default")
+    return [head, *lines, advice, Text()]
+
+
+def _example(example: dict[str, Any]) -> str:
+    names = " = ".join(printable(name) for name in example["names"])
+    return f"{names}: {printable(example['detail'])}" if example["detail"] else names
+
+
+def _figures(result: dict[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 3))
+    for name, value in figures(result):
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def figures(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the dataset consists of, one line each."""
+    size, rows = result["bytes"], []
+    for name, split in result["splits"].items():
+        per_class, text = split["per_class"], f"{split['samples']:,} samples, {split['classes']} classes"
+        if per_class:
+            text += f", {per_class['min']} to {per_class['max']} in a class (median {per_class['median']:g})"
+        rows.append((name, text))
+    rows.append(("bytes", f"{format_bytes(size['total'])}, mean {format_bytes(size['mean'])}, "
+                          f"{format_bytes(size['min'])} to {format_bytes(size['max'])}"))  # fmt: skip
+    rows.append(("size", _size(result["sizes"])))
+    decoded = result["decoded"]
+    for name, key in (("modes", "modes"), ("formats", "formats")):
+        rows.append((name, ", ".join(f"{each} {format_share(n, decoded)}" for each, n in result[key].items()) or "n/a"))
+    rows.append(("time", _time(result)))
+    return rows
+
+
+def _size(sizes: dict[str, Any] | None) -> str:
+    if sizes is None:
+        return "n/a (nothing could be decoded)"
+    width, height, common = sizes["width"], sizes["height"], sizes["most_common"]
+    return (
+        f"width {width['min']} to {width['max']} (median {width['median']:g}), "
+        f"height {height['min']} to {height['max']} (median {height['median']:g}); "
+        f"{format_share(common['share'], 1)} are {common['width']} x {common['height']}"
+    )
+
+
+def _time(result: dict[str, Any]) -> str:
+    seconds = result["seconds"]
+    looked = f"looked at {result['looked_at']:,} of {result['samples']:,} samples in {format_seconds(seconds['wall'])}"
+    rate = "n/a" if seconds["images_per_second"] is None else f"{seconds['images_per_second']:.0f} images/s"
+    per_image = ", ".join(f"{each} {format_seconds(seconds[each]['per_image'])}" for each in ("read", "decode"))
+    return f"{looked} ({rate} on {seconds['threads']} threads; per image: {per_image})"
+
+
+def write_audit_page(path: Path, result: dict[str, Any]) -> None:
+    """One file without scripts; nothing is loaded from elsewhere."""
+    write_text(path, audit_html(result))
+
+
+def audit_html(result: dict[str, Any]) -> str:
+    """`result` as from an audit, with `thumbnails` (name -> data URI)."""
+    import jinja2
+
+    here = jinja2.FileSystemLoader(Path(__file__).parent)
+    pages = jinja2.Environment(loader=here, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    pages.filters |= {"printable": printable, "csp_hash": _csp_hash}
+    largest = max((n for split in result["splits"].values() for n in split["class_counts"].values()), default=1)
+    return pages.get_template("audit.html").render(
+        result=result,
+        figures=figures(result),
+        classes=_class_rows(result),
+        most_classes=_PAGE_CLASSES,
+        largest=max(1, largest),
+    )
+
+
+def _csp_hash(style: str) -> str:
+    """What lets this one style sheet through the page's content security policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(str(style).encode()).digest()).decode("ascii")
+
+
+def _class_rows(result: dict[str, Any]) -> list[tuple[str, list[int]]]:
+    """Class and its count in every split, smallest training class first."""
+    splits = list(result["splits"].values())
+    rows = [(name, [split["class_counts"][name] for split in splits]) for name in splits[0]["class_counts"]]
+    return sorted(rows, key=lambda row: row[1])[:_PAGE_CLASSES]

@@ -1,0 +1,208 @@
+/* Mutates JPEGs and feeds them to the loader, with the sanitizers watching; what the loader accepts must equal a
+ * plain, whole-picture decode by libjpeg. No Python in here: run.py builds and starts it.
+ *
+ *   fuzz COUNT SEED FILE...
+ */
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#include "../../src/flatout/data/native/native.h"
+
+#define MAX_COMPARED_SIDE 160
+
+static uint64_t state;
+
+static unsigned draw(unsigned below) { /* xorshift: the same mutations for a seed on every machine */
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return below ? (unsigned)(state >> 33) % below : 0;
+}
+
+typedef struct {
+    uint8_t *bytes;
+    size_t size;
+} blob;
+
+static blob read_blob(const char *path) {
+    FILE *file = fopen(path, "rb");
+    if (!file) exit((perror(path), 2));
+    fseek(file, 0, SEEK_END);
+    blob b = {.size = (size_t)ftell(file)};
+    b.bytes = malloc(b.size);
+    rewind(file);
+    if (fread(b.bytes, 1, b.size, file) != b.size) exit((perror(path), 2));
+    fclose(file);
+    return b;
+}
+
+static size_t header_bytes(blob b) { return b.size < 700 ? b.size : 700; }
+
+static void mutate_once(blob *b, blob other) {
+    size_t at = draw(3) ? draw((unsigned)b->size) : draw((unsigned)header_bytes(*b));
+    switch (draw(8)) {
+        case 0: b->bytes[at] ^= (uint8_t)(1 << draw(8)); break;
+        case 1: b->bytes[at] = (uint8_t)draw(256); break;
+        case 2: b->bytes[at] = draw(2) ? 0xFF : 0; break;
+        case 3: /* a marker where none belongs */
+            b->bytes[at] = 0xFF;
+            if (at + 1 < b->size) b->bytes[at + 1] = (uint8_t)(0xC0 + draw(64));
+            break;
+        case 4: /* a piece of another file */
+            for (size_t i = 0, n = draw(64); i < n && at + i < b->size && at + i < other.size; i++)
+                b->bytes[at + i] = other.bytes[at + i];
+            break;
+        case 5: /* drop some bytes */ {
+            size_t n = draw(16);
+            if (n > b->size - at) n = b->size - at;
+            memmove(b->bytes + at, b->bytes + at + n, b->size - at - n);
+            b->size -= n;
+            break;
+        }
+        case 6: /* cut short, mostly with an end marker pasted on */
+            if (draw(4) || b->size < 4) break;
+            b->size = 2 + draw((unsigned)b->size - 2);
+            if (draw(4)) memcpy(b->bytes + b->size - 2, "\xFF\xD9", 2);
+            break;
+        default: b->bytes[draw((unsigned)header_bytes(*b))] = (uint8_t)draw(256);
+    }
+}
+
+/* In a block of exactly its size, so that a read past the end is seen. */
+static blob mutate(blob original, blob other) {
+    blob scratch = {malloc(original.size + 1), original.size};
+    memcpy(scratch.bytes, original.bytes, original.size);
+    for (unsigned n = draw(4); n-- && scratch.size;) mutate_once(&scratch, other);
+    blob exact = {malloc(scratch.size ? scratch.size : 1), scratch.size};
+    memcpy(exact.bytes, scratch.bytes, scratch.size);
+    free(scratch.bytes);
+    return exact;
+}
+
+static jmp_buf failed;
+static void on_error(j_common_ptr cinfo) { (void)cinfo, longjmp(failed, 1); }
+static void silent(j_common_ptr cinfo) { (void)cinfo; }
+
+/* The whole picture as RGB, warnings ignored as Pillow ignores them; NULL on an error. */
+static uint8_t *plain_decode(blob b, int *width, int *height) {
+    struct jpeg_decompress_struct cinfo;
+    struct jpeg_error_mgr errors;
+    uint8_t *volatile pixels = NULL;
+    cinfo.err = jpeg_std_error(&errors);
+    errors.error_exit = on_error;
+    errors.output_message = silent;
+    jpeg_create_decompress(&cinfo);
+    if (setjmp(failed)) {
+        jpeg_destroy_decompress(&cinfo);
+        free(pixels);
+        return NULL;
+    }
+    jpeg_mem_src(&cinfo, b.bytes, b.size);
+    jpeg_read_header(&cinfo, TRUE);
+    cinfo.out_color_space = JCS_RGB;
+    jpeg_start_decompress(&cinfo);
+    *width = (int)cinfo.output_width;
+    *height = (int)cinfo.output_height;
+    pixels = malloc((size_t)*width * (size_t)*height * 3);
+    while (cinfo.output_scanline < cinfo.output_height) {
+        JSAMPROW row = pixels + (size_t)cinfo.output_scanline * (size_t)*width * 3;
+        jpeg_read_scanlines(&cinfo, &row, 1);
+    }
+    jpeg_destroy_decompress(&cinfo);
+    return pixels;
+}
+
+static void random_geometry(double *row, int side, double root) {
+    memset(row, 0, GEOMETRY_COLUMNS * sizeof *row);
+    row[0] = 1;
+    row[2] = draw(1000) / 1000.0;
+    row[3] = draw(1000) / 1000.0;
+    for (int i = 6; i < 26; i++) row[i] = side / root; /* a box of side x side: no resizing */
+}
+
+static bool equals(const uint8_t *planes, int size, const uint8_t *pixels, int width, box b) {
+    for (int p = 0; p < 3; p++)
+        for (int y = 0; y < size; y++)
+            for (int x = 0; x < size; x++)
+                if (planes[(p * size + y) * size + x] != pixels[((b.y + y) * width + b.x + x) * 3 + p]) return false;
+    return true;
+}
+
+/* 0: declined, 1: accepted, 2: accepted and compared; -1: a wrong picture. */
+static int one_round(blob b, uint8_t *planes) {
+    jpeg_header header;
+    bool sound = jpeg_inspect(b.bytes, b.size, &header);
+    if (!sound) header = (jpeg_header){.width = 50, .height = 50};
+    int least = header.width < header.height ? header.width : header.height;
+    int side = 1 + (int)draw((unsigned)(least < MAX_COMPARED_SIDE ? least : MAX_COMPARED_SIDE));
+    bool resize = draw(4) == 0;
+    double row[GEOMETRY_COLUMNS];
+    random_geometry(row, side, __builtin_sqrt((double)header.width * header.height));
+    source from = {.data = b.bytes, .bytes = b.size};
+    int32_t status = 99;
+    slice s = {.count = 1, .sources = &from, .geometry = row, .out = planes, .status = &status,
+               .size = resize ? 1 + (int)draw(MAX_COMPARED_SIDE) : side};
+    slice_times times = {0};
+    if (!load_slice(&s, &times)) exit((fprintf(stderr, "out of memory\n"), 2));
+    if (status != STATUS_DONE || resize || !sound) return status == STATUS_DONE;
+    int width, height;
+    uint8_t *pixels = plain_decode(b, &width, &height);
+    box chosen = choose_box(row, header.width, header.height);
+    bool right = pixels && chosen.w == side && chosen.h == side && equals(planes, side, pixels, width, chosen);
+    int result = right ? 2 : pixels ? -1 : 1; /* an error further down than the box is not ours to find */
+    free(pixels);
+    return result;
+}
+
+/* Decoded pixels in a block of exactly their size, any box, any size: the vector code must not read past them. */
+static void raw_round(uint8_t *planes) {
+    int32_t shape[2] = {1 + (int)draw(40), 1 + (int)draw(40)}, status = 99;
+    size_t bytes = 3 * (size_t)shape[0] * (size_t)shape[1];
+    uint8_t *pixels = malloc(bytes);
+    memset(pixels, 200, bytes);
+    double row[GEOMETRY_COLUMNS];
+    random_geometry(row, 1 + (int)draw(40), __builtin_sqrt((double)shape[0] * shape[1]));
+    row[4] = (double)draw(9) - 4;
+    row[26] = draw(2);
+    source from = {.data = pixels, .bytes = bytes};
+    slice s = {.count = 1, .sources = &from, .raw_shapes = shape, .geometry = row, .out = planes, .status = &status,
+               .size = 1 + (int)draw(40), .fill = 200};
+    slice_times times = {0};
+    size_t written = 3 * (size_t)s.size * (size_t)s.size;
+    if (!load_slice(&s, &times) || status != STATUS_DONE) exit((fprintf(stderr, "raw pixels declined\n"), 1));
+    while (written--)
+        if (planes[written] != 200) exit((fprintf(stderr, "raw pixels: a wrong picture\n"), 1));
+    free(pixels);
+}
+
+int main(int count, char **arguments) {
+    if (count < 4) return fprintf(stderr, "fuzz COUNT SEED FILE...\n"), 2;
+    unsigned long rounds = strtoul(arguments[1], NULL, 10), tally[3] = {0};
+    state = strtoull(arguments[2], NULL, 10) * UINT64_C(0x9E3779B97F4A7C15) + 1;
+    unsigned files = (unsigned)count - 3;
+    blob *corpus = calloc(files, sizeof *corpus);
+    for (unsigned i = 0; i < files; i++) corpus[i] = read_blob(arguments[3 + i]);
+    uint8_t *planes = malloc(3 * MAX_COMPARED_SIDE * MAX_COMPARED_SIDE);
+    for (unsigned long i = 0; i < rounds; i++) {
+        blob mutated = mutate(corpus[draw(files)], corpus[draw(files)]);
+        int result = one_round(mutated, planes);
+        if (result < 0) {
+            FILE *file = fopen("fuzz-failure.jpg", "wb");
+            if (file) fwrite(mutated.bytes, 1, mutated.size, file), fclose(file);
+            return fprintf(stderr, "round %lu: a wrong picture, kept as fuzz-failure.jpg\n", i), 1;
+        }
+        tally[result]++;
+        raw_round(planes);
+        free(mutated.bytes);
+    }
+    printf("%lu rounds: %lu declined, %lu accepted, %lu accepted and equal to a whole decode\n", rounds, tally[0],
+           tally[1], tally[2]);
+    for (unsigned i = 0; i < files; i++) free(corpus[i].bytes);
+    free(corpus);
+    free(planes);
+    return 0;
+}
