@@ -36,10 +36,14 @@ class Arena:
     def used_bytes(self) -> int:
         return self._used
 
-    def get(self, row: int) -> tuple[memoryview, int, int] | None:
-        """Pixels, height and width, or None."""
-        end, height, width = self._index[row].item()
-        return None if end == 0 else (self._pixels[end - height * width * 3 : end], height, width)
+    def get(self, rows: NDArray[np.int64]) -> tuple[list[memoryview], NDArray[np.int32]]:
+        """Pixels of each row with its height and width; both are 0, and the pixels empty, where it is not here."""
+        found = self._index[rows]
+        shapes = np.stack([found["height"], found["width"]], axis=1) * (found["end"] > 0)[:, None]
+        ends = found["end"]
+        starts = ends - shapes.astype(np.int64).prod(axis=1) * 3
+        pixels = self._pixels
+        return [pixels[low:high] for low, high in zip(starts.tolist(), ends.tolist(), strict=True)], shapes
 
     def put(self, row: int, pixels: NDArray[np.uint8]) -> bool:
         """Copy the pixels in; False when there is no room left or the row is there already."""
@@ -50,7 +54,8 @@ class Arena:
                 return False
             self._used = end
         self._pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
-        self._index[row] = (end, height, width)
+        self._index["height"][row], self._index["width"][row] = height, width
+        self._index["end"][row] = end  # last: from here on it is found
         return True
 
     def close(self) -> None:
@@ -66,18 +71,22 @@ def memory_arena(rows: int, capacity_bytes: int) -> Arena:
 
 def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
     """Files in a folder, found again by a later run; one process at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    index_bytes, pixel_bytes = max(1, rows * _ROW.itemsize), max(1, capacity_bytes)
+    lock = None
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        index_map = _mapped(folder / "index", max(1, rows * _ROW.itemsize), folder)
-        pixels = _mapped(folder / "pixels", capacity_bytes, folder)
+        _drop_unless_usable(folder, index_bytes, pixel_bytes)
+        index_map, pixels = _mapped(folder / "index", index_bytes), _mapped(folder / "pixels", pixel_bytes)
     except BlockingIOError:
+        assert lock is not None
         os.close(lock)
         raise NoSpace(f"the disk cache {folder} is in use by another run; this one goes without") from None
     except OSError as error:
-        os.close(lock)
-        _remove(folder)
+        if lock is not None:
+            _remove(folder)
+            os.close(lock)
         raise NoSpace(
             f"no room for a disk cache of {format_bytes(capacity_bytes)} in {folder}: {error.strerror}; "
             "free some space, or set data.cache=off"
@@ -87,13 +96,21 @@ def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
     return arena
 
 
-def _mapped(path: Path, size: int, folder: Path) -> mmap.mmap:
-    """A file of this size, all of it allocated. Contents of an earlier boot may not have reached the disk: dropped."""
-    boot = _boot_id()
-    marker = folder / "boot"
-    if path.exists() and (path.stat().st_size < size or not marker.exists() or marker.read_text() != boot):
+def _drop_unless_usable(folder: Path, index_bytes: int, pixel_bytes: int) -> None:
+    """Index and pixels are kept together or not at all; those of an earlier boot may not have reached the disk."""
+    boot, marker, index, pixels = _boot_id(), folder / "boot", folder / "index", folder / "pixels"
+    try:
+        usable = index.stat().st_size == index_bytes and pixels.stat().st_size >= pixel_bytes
+        usable = usable and marker.read_text(encoding="ascii", errors="replace") == boot
+    except FileNotFoundError:
+        usable = False
+    if not usable:
         _remove(folder)
-    marker.write_text(boot)
+        marker.write_text(boot, encoding="ascii")
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """A file of at least this size, all of it allocated."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size < size:

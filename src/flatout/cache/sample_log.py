@@ -4,6 +4,7 @@ A journal record is written only after the sample's bytes, so whatever the journ
 earlier process are checked against their checksum when they are first used.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -53,9 +54,12 @@ class SampleLog:
         if found is None or self._files is None:
             return None
         offset, length, checksum = found
-        blob = os.pread(self._files[0], length, offset)
+        try:
+            blob = os.pread(self._files[0], length, offset)
+        except OSError:  # a failing disk: the store still has it
+            blob = b""
         if len(blob) != length or (row in self._unverified and zlib.crc32(blob) != checksum):
-            del self._where[row]
+            self._where.pop(row, None)  # another thread may have found out too
             return None
         self._unverified.discard(row)
         return blob
@@ -71,7 +75,8 @@ class SampleLog:
             _write_all(self._files[0], blob, offset)
             head = _RECORD.pack(row, offset, len(blob), checksum, 0)[:-4]
             with self._lock:
-                os.write(self._files[1], head + zlib.crc32(head).to_bytes(4, "little"))
+                if os.write(self._files[1], head + zlib.crc32(head).to_bytes(4, "little")) < _RECORD.size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.full = f"{self.folder}: {error.strerror}"
             return False

@@ -547,7 +547,10 @@ def _names(contents: Contents) -> Iterator[_Found]:
         "odd-characters": lambda name: not name.isprintable() and any(map(_is_invisible, name)),
         "not-unicode": lambda name: not name.isascii() and any("\udc80" <= c <= "\udcff" for c in name),
         "copy-names": lambda name: _COPY_NAME.search(os.path.splitext(name.rsplit("/", 1)[-1])[0]),
-        "long-names": lambda name: any(len(os.fsencode(part)) >= _LONG_NAME_BYTES for part in name.split("/")),
+        "long-names": lambda name: (
+            4 * len(name) >= _LONG_NAME_BYTES
+            and any(len(part) >= _LONG_NAME_BYTES for part in canonical(name).split(b"/"))
+        ),
     }
     found: dict[str, list[str]] = {finding: [] for finding in (*tests, "hidden-files", "not-in-a-class", "other-files")}
     for name in (name for split in contents.splits.values() for name in split.names):

@@ -1,6 +1,7 @@
 """How much memory and disk flatout may take for what it can make again, and where it keeps it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -38,6 +39,13 @@ def disk_budget_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return int(psutil.disk_usage(str(folder)).free * _DISK_SHARE)
+
+
+def kept_bytes(folder: Path) -> int:
+    """What is in a folder already, and so need not fit the budget again."""
+    with suppress(OSError):
+        return sum(item.stat().st_size for item in os.scandir(folder) if item.is_file(follow_symlinks=False))
+    return 0
 
 
 def cache_folder() -> Path:

@@ -5,20 +5,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.config.schema import DataConfig
 from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout
-from flatout.data.pack import open_split, read_manifest
+from flatout.data.pack import PackReader, open_split, read_manifest
 from flatout.data.readers import ObjectReader, Reader, Source, read_source
 from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import open_store
 from flatout.storage.protocol import Range, Store
+
+if TYPE_CHECKING:  # not for workers: see views.py
+    from flatout.config.schema import DataConfig
 
 
 @runtime_checkable
@@ -66,6 +68,16 @@ class Split:
             digest.update(b"%d %d " % (label, length) + canonical(name) + b"\0")
         return digest.hexdigest()
 
+    def storage_key(self) -> str:
+        """Names what is kept of these samples on local disk, by row. The fingerprint alone would not do: a resized or
+        decoded pack has other bytes under it, and a limited dataset the same names in other rows when files are added.
+        """
+        reader = getattr(self.reader, "inner", self.reader)
+        digest = hashlib.sha256(self.fingerprint(()).encode() + self.rows.astype("<i8").tobytes())
+        if isinstance(reader, PackReader) and reader.index.mode != "original":
+            digest.update(reader.index.arrays["digest"].tobytes())
+        return digest.hexdigest()[:32]
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -87,7 +99,7 @@ class Dataset:
         return sum(int(split.lengths.sum()) for split in (self.train, self.val) if split)
 
 
-def open_dataset(config: DataConfig) -> Dataset:
+def open_dataset(config: "DataConfig") -> Dataset:
     """List the store, find the layout, compare the class maps, apply the limits of the configuration."""
     if not config.path:
         raise DataError("data.path is not set; give a folder, a .tar or a URL, for example --set data.path=data/shapes")
@@ -209,7 +221,7 @@ def _compare_class_maps(train: list[str], val: list[str], where: str) -> None:
         )
 
 
-def _limited(dataset: Dataset, config: DataConfig) -> Dataset:
+def _limited(dataset: Dataset, config: "DataConfig") -> Dataset:
     """Apply `classes` and `samples_per_class`; labels are renumbered from 0 in order of class name."""
     if config.classes is None and config.samples_per_class is None:
         return dataset

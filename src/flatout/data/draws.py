@@ -46,7 +46,7 @@ def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
         return uniforms(seed, epoch, ids, stream, count)
 
     return Draws(
-        geometry=_geometry(view, len(ids), numbers(_GEOMETRY, 3 + 2 * TRIES)),
+        geometry=_geometry(view, len(ids), numbers(_GEOMETRY, 3 + 2 * TRIES if view.crop == "random-resized" else 3)),
         colour=_colour(view, numbers(_COLOUR, 3)) if any(view.colour_jitter) else None,
         trivial=numbers(_TRIVIAL, 3) if view.trivial_augment else None,
         erase=_erase(view, numbers(_ERASE, 5)) if view.erase else None,

@@ -16,6 +16,7 @@ from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe
 from flatout.data.process_pool import ProcessPool
 from flatout.data.readers import read_source
+from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
 from flatout.data.tiers import choose_cache
 from flatout.errors import DataError, StorageError, TooManyQuarantined
@@ -37,6 +38,7 @@ class Loader:
     ) -> None:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
         self.log: SampleLog | None = None
+        self.cache: SampleCache | None = None
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch
@@ -68,6 +70,8 @@ class Loader:
         self._pool.close()
         if self.log is not None:
             self.log.close()
+        if self.cache is not None:
+            self.cache.arena.close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -136,7 +140,7 @@ def open_loader(recipe: Recipe, config: DataConfig, workers: int, look_ahead: bo
     prefetch = 1 if kind == "inline" else auto_prefetch if config.prefetch == "auto" else config.prefetch
     loader = Loader(recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead)
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
-    loader.log = log
+    loader.log, loader.cache = log, cache.store
     return loader
 
 

@@ -144,7 +144,9 @@ def _load_compiled(
     stages.fetch += fetch
     stages.decode += decode
     stages.augment += augment
-    stages.bytes_read += bytes_read + sum(len(source) for source in usable if not isinstance(source, str | None))
+    stages.bytes_read += bytes_read
+    if shapes is None:  # else they were counted by the cache that decoded them
+        stages.bytes_read += sum(len(source) for source in usable if not isinstance(source, str | None))
 
 
 def _load_one(

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.cache.sample_log import SampleLog
-from flatout.data.budgets import cache_folder, disk_budget_bytes
+from flatout.data.budgets import cache_folder, disk_budget_bytes, kept_bytes
 from flatout.data.dataset import Split
+from flatout.data.pack import PackReader
 from flatout.data.readers import ObjectReader, Reader, Rows, Source, read_source
 from flatout.errors import NoSpace, StorageError
 from flatout.storage import is_fuse_mount
@@ -51,10 +52,10 @@ def staged(split: Split, wanted: str) -> tuple[Split, SampleLog | None, str | No
     """The split with a stage in front where that makes sense, and a sentence about it (None for local data)."""
     if wanted == "off" or not is_remote(split):
         return split, None, None
-    needed, free = int(split.lengths.sum()), disk_budget_bytes(cache_folder())
-    if needed > free:
+    folder = cache_folder() / f"staged-{split.storage_key()}"
+    needed, free = _stored_bytes(split), disk_budget_bytes(cache_folder())
+    if needed - kept_bytes(folder) > free:
         return split, None, f"stage: off, {format_bytes(needed)} do not fit the {format_bytes(free)} to spare on disk"
-    folder = cache_folder() / f"staged-{split.fingerprint(())[:32]}"
     try:
         log = SampleLog(folder).open()
     except (NoSpace, OSError) as error:
@@ -62,3 +63,10 @@ def staged(split: Split, wanted: str) -> tuple[Split, SampleLog | None, str | No
     have = f"{len(log)} of {len(split)} samples are there already" if len(log) else "filled during the first epoch"
     note = f"stage: {format_bytes(needed)} to {folder}, {have}"
     return replace(split, reader=StagedReader(split.reader, log)), log, note
+
+
+def _stored_bytes(split: Split) -> int:
+    """What the store will send: not the original files where a pack keeps them in another form."""
+    reader = split.reader
+    lengths = reader.index.arrays["length"][split.rows] if isinstance(reader, PackReader) else split.lengths
+    return int(lengths.sum())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flatout.cache.arena import disk_arena, memory_arena
-from flatout.data.budgets import cache_folder, disk_budget_bytes, memory_budget_bytes
+from flatout.data.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
 from flatout.data.decode import Undecodable, decode_pixels
 from flatout.data.prepare import Recipe
 from flatout.data.readers import read_source
@@ -35,7 +35,8 @@ def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
     if worker_kind == "process":
         return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)")
     needed = _decoded_bytes(recipe)
-    memory, disk = memory_budget_bytes(), disk_budget_bytes(cache_folder())
+    folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
+    memory, disk = memory_budget_bytes(), disk_budget_bytes(cache_folder()) + kept_bytes(folder)
     if wanted == "memory" or (wanted == "auto" and needed <= memory):
         capacity = min(needed, memory)
         fits = "all" if capacity == needed else f"{100 * capacity / needed:.0f} % of the"
@@ -44,7 +45,6 @@ def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
             f"cache: {fits} decoded samples in memory ({format_bytes(capacity)})",
         )
     if wanted == "disk" or (wanted == "auto" and needed <= disk):
-        folder = cache_folder() / f"decoded-{recipe.split.fingerprint(())[:32]}"
         try:
             return Chosen(
                 SampleCache(disk_arena(folder, rows, min(needed, disk))), f"cache: decoded samples in {folder}"

@@ -5,12 +5,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import PIL
 
-from flatout.config.schema import ViewConfig
 from flatout.errors import ConfigError
+
+if TYPE_CHECKING:  # pydantic costs a worker half of its start, and it only needs what was resolved
+    from flatout.config.schema import ViewConfig
 
 VERSION = 1  # raised whenever the same draws would give other pixels
 _RESIZE = 13 if int(PIL.__version__.split(".")[0]) >= 13 else 12  # Pillow 13 changed the order of its two passes
@@ -66,7 +68,7 @@ SHIPPED = {
 }
 
 
-def resolve_view(name: str, configured: Mapping[str, ViewConfig] | None = None) -> View:
+def resolve_view(name: str, configured: "Mapping[str, ViewConfig] | None" = None) -> View:
     """A shipped view, or one from the configuration's `views`."""
     recipe = (configured or {}).get(name)
     if recipe is not None:
@@ -79,7 +81,7 @@ def resolve_view(name: str, configured: Mapping[str, ViewConfig] | None = None) 
     raise ConfigError(f"unknown view {name!r}; {hint} More views can be defined under views: in the recipe")
 
 
-def _from_config(name: str, recipe: ViewConfig) -> View:
+def _from_config(name: str, recipe: "ViewConfig") -> View:
     values: dict[str, Any] = {
         key: value for key, value in recipe.model_dump(exclude={"base", "sizes"}).items() if value is not None
     }
