@@ -63,7 +63,7 @@ folder, batch, epochs, rate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), f
 
 class Photos(torch.utils.data.Dataset):
     def __init__(self):
-        self.paths = sorted(Path(folder, "train").rglob("*.jpg"))
+        self.paths = sorted(path for path in Path(folder, "train").rglob("*") if path.is_file())
     def __len__(self):
         return len(self.paths)
     def __getitem__(self, i):
