@@ -163,7 +163,11 @@ class _Session:
         self._records.close()
 
     def _train(self, learner: Learner, progress: Progress) -> None:
-        job = self._job(learner, progress)
+        try:
+            job = self._job(learner, progress)
+        except FlatoutError as error:  # a loader that cannot start, for want of room in /dev/shm or of an answer
+            self._records.summarise("failed", str(error), self._recorder, StageSeconds(), progress.samples_seen)
+            raise
         self._summarise("running", None, job)
         try:
             self._follow(job)
@@ -203,9 +207,9 @@ class _Session:
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
         workers = choose_workers(config.data.workers, setup.device.kind)
-        self._loader = open_loader(setup.recipe, config.data, workers)
+        self._loader = open_loader(setup.recipe, config.data, workers, device_kind=setup.device.kind)
         if setup.val_recipe is not None:
-            self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), look_ahead=False)
+            self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind)
         self._say(
             f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
             f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
@@ -304,13 +308,13 @@ class _Session:
             log.write(text + "\n")
 
 
-def _set_threads(config: Config) -> None:
+def set_threads(config: Config) -> None:
     torch.set_num_threads(usable_cores() if config.threads == "auto" else config.threads)
 
 
 def _new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
     """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here."""
-    _set_threads(setup.config)
+    set_threads(setup.config)
     learner = build_learner(setup.task, setup.config, setup.device)
     if warm_start is not None:
         _start_warm(learner, warm_start)

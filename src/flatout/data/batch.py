@@ -50,6 +50,7 @@ class Prepared:
     mix: Mix | None
     failures: list[Failure]
     stages: StageSeconds
+    pinned: "torch.Tensor | None" = None  # the images again, where the device copies from without a detour
 
 
 @dataclass

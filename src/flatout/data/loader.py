@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
@@ -109,7 +110,7 @@ def as_batch(prepared: Prepared) -> Batch:
     return Batch(
         prepared.epoch,
         prepared.index,
-        torch.from_numpy(prepared.images),
+        torch.from_numpy(prepared.images) if prepared.pinned is None else prepared.pinned,
         torch.from_numpy(prepared.labels),
         torch.from_numpy(prepared.sample_ids),
         prepared.mix,
@@ -118,7 +119,14 @@ def as_batch(prepared: Prepared) -> Batch:
     )
 
 
-def open_loader(recipe: Recipe, config: DataConfig, workers: int, look_ahead: bool = True) -> Loader:
+def _pinned(images: NDArray[np.uint8]) -> torch.Tensor:
+    """A copy that a GPU can fetch by itself; torch keeps it until the copy to the device is done."""
+    return torch.from_numpy(images).pin_memory()
+
+
+def open_loader(
+    recipe: Recipe, config: DataConfig, workers: int, look_ahead: bool = True, device_kind: str = "cpu"
+) -> Loader:
     """A loader with the workers the configuration asks for, and the stage and cache that fit."""
     kind = choose_kind(config.worker_kind, workers)
     log: SampleLog | None = None
@@ -133,7 +141,7 @@ def open_loader(recipe: Recipe, config: DataConfig, workers: int, look_ahead: bo
     if kind == "inline":
         pool = InlinePool(recipe, cache.store)
     elif kind == "thread":
-        pool = ThreadPool(recipe, workers, cache.store, fetchers)
+        pool = ThreadPool(recipe, workers, cache.store, fetchers, _pinned if device_kind == "cuda" else None)
     else:
         pool = ProcessPool(recipe, workers)
     auto_prefetch = 2 * workers + fetchers

@@ -3,8 +3,9 @@
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,9 +84,17 @@ class ThreadPool:
     For remote data, `fetchers` more threads wait for the store, so that the others always have something to decode.
     """
 
-    def __init__(self, recipe: Recipe, workers: int, cache: SampleCache | None = None, fetchers: int = 0) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        workers: int,
+        cache: SampleCache | None = None,
+        fetchers: int = 0,
+        pin: Callable[[NDArray[np.uint8]], Any] | None = None,
+    ) -> None:
         self._recipe = recipe
         self._cache = cache
+        self._pin = pin
         self._buffers = Buffers()
         self._to_fetch: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._to_assemble: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
@@ -141,8 +150,11 @@ class ThreadPool:
                 try:
                     fetched = task.fetched or fetch(self._recipe, *task.key, self._cache)
                     images = self._buffers.take(self._recipe.shape(task.key[0]))
-                    self._finish(task, assemble(self._recipe, fetched, images))
-                    del images, fetched
+                    prepared = assemble(self._recipe, fetched, images)
+                    if self._pin is not None:
+                        prepared.pinned = self._pin(prepared.images)
+                    self._finish(task, prepared)
+                    del images, fetched, prepared  # else this thread would keep the buffers until its next batch
                 except BaseException as error:  # handed to the thread that waits
                     self._finish(task, error)
 
