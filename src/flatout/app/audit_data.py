@@ -2,7 +2,6 @@
 
 import base64
 import io
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from PIL import Image
 from rich.console import Console
 
 from flatout.app.display import Display
-from flatout.data.audit import Contents, Finding, describe, examine, judge, open_contents
+from flatout.data.audit import Contents, examine, open_contents
+from flatout.data.audit_findings import Finding, describe, judge
+from flatout.data.budgets import usable_cores
 from flatout.data.decode import Undecodable, decode_image
 from flatout.data.readers import read_source
 from flatout.errors import DataError, StorageError
@@ -28,10 +29,11 @@ def audit_data(path: str, html: Path | None = None, limit: int | None = None, qu
     if html is not None and not html.absolute().parent.is_dir():  # found out now, not after an hour
         raise DataError(f"cannot write {html}: there is no folder {html.absolute().parent}; make it first")
     with Display(quiet) as display:
+        display.begin("listing", 0, 0)
         started = time.perf_counter()
         contents = open_contents(path)
         list_seconds = time.perf_counter() - started
-        threads = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        threads = min(16, usable_cores())
         started = time.perf_counter()
 
         def progress(done: int, total: int) -> None:

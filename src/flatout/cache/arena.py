@@ -30,6 +30,7 @@ class Arena:
         self._index = index
         self._used = int(index["end"].max(initial=0))
         self._lock = threading.Lock()
+        self._filling: set[int] = set()  # so that two threads do not take room for the same row
         self._file_lock: int | None = None
 
     @property
@@ -50,12 +51,14 @@ class Arena:
         height, width, _ = pixels.shape
         with self._lock:
             end = self._used + pixels.nbytes
-            if end > self.capacity_bytes or self._index[row]["end"]:
+            if end > self.capacity_bytes or self._index[row]["end"] or row in self._filling:
                 return False
+            self._filling.add(row)
             self._used = end
         self._pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
         self._index["height"][row], self._index["width"][row] = height, width
         self._index["end"][row] = end  # last: from here on it is found
+        self._filling.discard(row)
         return True
 
     def close(self) -> None:

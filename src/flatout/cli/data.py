@@ -26,12 +26,13 @@ def audit(
 ) -> None:
     """Look at every sample and say what is wrong with the dataset, before training pays for it.
 
-    Finds broken, empty and mislabelled files, copies within a class, between classes and from train to val, classes
-    that do not match, odd colour modes, formats and names. Each finding says how many, gives examples and what to do.
+    Finds broken and empty files; copies in a class, between classes and from
+    train to val; classes that do not match; odd colour modes, formats, names.
+    Each finding says how many, gives examples and what to do.
 
-    Exit code: 0 if there is no problem (warnings and notes may be), 1 if there is one, 2 if PATH holds no dataset.
+    Exit code: 0 no problem (warnings and notes may be), 1 a problem, 2 no dataset.
 
-    Examples:  flatout data audit data/   |   flatout data audit s3://bucket/set --limit 20 --html audit.html
+    Examples:  flatout data audit data/   |   flatout data audit s3://b/set --limit 20
     """
     from flatout.app.audit_data import audit_data, print_audit
 

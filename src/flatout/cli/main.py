@@ -18,8 +18,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at, make and pack datasets.", no_args_is_help=True)
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")
 
 
 def run() -> Any:

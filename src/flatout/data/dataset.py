@@ -2,7 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,7 +18,7 @@ from flatout.data.readers import ObjectReader, Reader, Source, read_source
 from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
-from flatout.storage import open_store
+from flatout.storage import is_fuse_mount, open_store
 from flatout.storage.protocol import Range, Store
 
 if TYPE_CHECKING:  # not for workers: see views.py
@@ -113,10 +115,11 @@ def open_dataset(config: "DataConfig") -> Dataset:
 
 
 def _from_files(store: Store, path: str) -> Dataset:
-    root = store.local_path("")
+    root = _indexed_root(store)
     saved = load_index(root) if root is not None else None
     if saved is not None:
         return _from_saved(store, path, saved)
+    listed_ns = time.time_ns()
     lengths = {entry.name: entry.bytes for entry in store.entries()}
     layout = find_layout(lengths, lambda name: _read_text(store, name), path)
     _refuse_empty_classes(store, layout, path)
@@ -125,11 +128,34 @@ def _from_files(store: Store, path: str) -> Dataset:
     val = _split(store, layout, "val", classes, lengths) if "val" in layout.splits else None
     dataset = Dataset(path, tuple(classes), train, val)
     if root is not None and len(lengths) >= LEAST_FILES:
-        folders = {root, *(os.path.join(root, os.path.dirname(name)) for name in lengths)}
-        folders |= {os.path.dirname(folder) for folder in folders if folder != root}
-        folders |= {os.path.join(root, name) for name in lengths if name.endswith(f"/{ANNOTATIONS}")}
-        save_index(root, sorted(folders), _index(dataset, layout.root))
+        annotations = [os.path.join(root, name) for name in lengths if name.endswith(f"/{ANNOTATIONS}")]
+        with suppress(OSError):  # a folder that is gone again: listed next time
+            save_index(root, [*_folders(root, lengths), *annotations], _index(dataset, layout.root), listed_ns)
     return dataset
+
+
+def _indexed_root(store: Store) -> str | None:
+    """The folder whose index may be kept; a mounted bucket does not change a folder's time when objects are added."""
+    root = store.local_path("")
+    return None if root is None or (is_fuse_mount(root) or "").startswith("fuse") else os.path.realpath(root)
+
+
+def _folders(root: str, names: Iterable[str]) -> list[str]:
+    """Every folder in which a file could appear: those above the files, and folders that are still empty."""
+    found = {""}
+    for name in {os.path.dirname(name) for name in names}:
+        while name not in found:
+            found.add(name)
+            name = os.path.dirname(name)
+    waiting = list(found)
+    while waiting:
+        above = waiting.pop()
+        for item in os.scandir(os.path.join(root, above)):
+            name = os.path.join(above, item.name)
+            if name not in found and item.is_dir(follow_symlinks=False):
+                found.add(name)
+                waiting.append(name)
+    return [os.path.join(root, name) for name in sorted(found)]
 
 
 def _index(dataset: Dataset, root: str) -> Index:

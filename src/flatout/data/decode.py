@@ -72,6 +72,6 @@ def decode_image(data: bytes | memoryview) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I;16", "I;16B", "I;16L", "I;16N", "I"):
-        upper = np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8)
+        upper = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)  # in 2 or 4 bytes a pixel: it may be large
         return Image.fromarray(upper).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")

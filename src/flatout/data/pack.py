@@ -26,7 +26,7 @@ MANIFEST = "pack.json"
 MODES = ("original", "resized", "decoded")
 MAGIC, VERSION = b"FLATPACK", 1
 _HEADER = struct.Struct("<8sIIQQ32s")
-_MAX_SAMPLES, _MAX_NAME_BYTES = 2**31, 4096
+_MAX_SAMPLES, _MAX_NAME_BYTES, _MAX_SHARD_BYTES = 2**31, 4096, 2**62
 _ARRAYS = (
     ("offset", "<u8"), ("length", "<u8"), ("original_length", "<u8"), ("name_end", "<u8"), ("shard", "<u4"),
     ("label", "<u4"), ("height", "<u4"), ("width", "<u4"), ("digest", "V16"),
@@ -83,13 +83,14 @@ def _check_ranges(
     ends, starts = arrays["name_end"], np.concatenate([np.zeros(1, np.uint64), arrays["name_end"][:-1]])
     fine = len(arrays["shard"]) == 0 or (
         bool((arrays["shard"] < len(shards)).all())
-        and bool((arrays["length"] <= 2**40).all() and (arrays["offset"] <= 2**62).all())
+        and bool((arrays["length"] <= 2**40).all() and (arrays["offset"] <= _MAX_SHARD_BYTES).all())
+        and bool((arrays["original_length"] <= _MAX_SHARD_BYTES).all())
         and bool((arrays["offset"] + arrays["length"] <= shards[arrays["shard"]]).all())
         and bool((ends >= starts).all() and (ends - starts <= _MAX_NAME_BYTES).all() and ends[-1] == name_bytes)
     )
     if fine and mode == "decoded":
         pixels = arrays["height"].astype(np.uint64) * arrays["width"].astype(np.uint64)
-        fine = bool(((pixels <= MAX_PIXELS) & (arrays["length"] == 3 * pixels)).all())
+        fine = bool(((pixels > 0) & (pixels <= MAX_PIXELS) & (arrays["length"] == 3 * pixels)).all())
     if not fine:
         raise DataError(f"{where} points outside its shards; it was damaged, copy or pack it again")
 
@@ -134,7 +135,8 @@ class PackReader:
             path = self.store.local_path(name)
             assert path is not None
             with open(path, "rb") as file:
-                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                empty = os.fstat(file.fileno()).st_size == 0  # of samples without a byte, and cannot be mapped
+                view = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             self._maps[name] = view  # two threads may both map it: harmless
         return view
 
@@ -158,10 +160,14 @@ def read_manifest(store: Store) -> dict[str, Any] | None:
     try:
         manifest = json.loads(answer)
         known = manifest["format"] == "flatout-pack" and manifest["version"] == VERSION
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
         raise DataError(f"{store.url}/{MANIFEST} is not a pack manifest of version {VERSION}; pack the dataset again")
+    classes, splits, fingerprint = (manifest.get(key) for key in ("classes", "splits", "fingerprint"))
+    whole = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if not (whole and isinstance(splits, dict) and "train" in splits and isinstance(fingerprint, str)):
+        raise DataError(f"{store.url}/{MANIFEST} is damaged: classes, splits or fingerprint; pack the dataset again")
     return dict(manifest)
 
 
@@ -171,15 +177,21 @@ def open_split(store: Store, manifest: Mapping[str, Any], split: str) -> OpenedS
         entry = manifest["splits"][split]
         shards = [(str(shard["name"]), int(shard["bytes"])) for shard in entry["shards"]]
         index_name = str(entry["index"])
-    except (KeyError, TypeError, ValueError) as error:
+        if not all(0 <= count <= _MAX_SHARD_BYTES for _, count in shards):
+            raise ValueError("the size of a shard")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{store.url}/{MANIFEST} is damaged ({error!r}); pack the dataset again") from None
     if any("/" in name or name.startswith(".") for name in (index_name, *(name for name, _ in shards))):
         raise DataError(f"{store.url}/{MANIFEST} names files outside the pack; refusing to read it")
     (answer,) = store.read_many([Range(index_name)])
+    if isinstance(answer, ObjectMissing):
+        raise DataError(f"{store.url}/{index_name} is missing; copy or pack it again")
     if isinstance(answer, StorageError):
         raise answer
     _check_local_shards(store, shards)
     index = decode_index(answer, [count for _, count in shards], f"{store.url}/{index_name}")
+    if index.mode != manifest.get("mode") or index.arrays["label"].max(initial=0) >= max(1, len(manifest["classes"])):
+        raise DataError(f"{store.url}/{index_name} does not fit {MANIFEST}; it was damaged, copy or pack it again")
     return OpenedSplit(index, PackReader(store, tuple(name for name, _ in shards), index))
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from flatout.data.dataset import Dataset, Split
 from flatout.data.decode import Undecodable, decode_image
 from flatout.data.layouts import ANNOTATIONS
-from flatout.data.pack import MANIFEST, MODES, VERSION, PackIndex, encode_index
+from flatout.data.pack import MANIFEST, MODES, VERSION, PackIndex, PackReader, encode_index
 from flatout.data.readers import Source
 from flatout.errors import ConfigError, DataError, NoSpace, StorageError
 
@@ -56,7 +56,6 @@ class Blob:
 
 def write_pack(dataset: Dataset, folder: Path, options: PackOptions, workers: int = 4) -> Iterator[tuple[int, int]]:
     """Pack every split; yields (samples done, samples in all). What an interrupted call finished is not done again."""
-    folder.mkdir(parents=True, exist_ok=True)
     _check_same_job(folder, dataset, options)
     splits = {name: split for name, split in (("train", dataset.train), ("val", dataset.val)) if split is not None}
     total, done = sum(len(split) for split in splits.values()), 0
@@ -82,9 +81,14 @@ def _check_same_job(folder: Path, dataset: Dataset, options: PackOptions) -> Non
     """Parts of another dataset or mode must not be mixed in."""
     job = json.dumps({"fingerprint": dataset.fingerprint, **vars(options)}, sort_keys=True)
     marker = folder / "packing.json"
-    if (folder / MANIFEST).exists() or (marker.exists() and marker.read_text() != job):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = (folder / MANIFEST).exists() or (marker.exists() and marker.read_text() != job)
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+    if taken:
         raise DataError(f"{folder} already holds a pack (or an unfinished one of other data); choose an empty folder")
-    marker.write_text(job)
+    _write_atomically(marker, job.encode())
 
 
 def _shard_bounds(split: Split, options: PackOptions) -> list[tuple[int, int]]:
@@ -117,7 +121,7 @@ def _write_shard(
         _verify(temporary, arrays)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise NoSpace(f"cannot write {path}: {error}; free some space and run the same command again") from None
+        raise _cannot_write(path, error) from None
     os.replace(temporary, path)
     with io.BytesIO() as buffer:
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -138,10 +142,11 @@ def _blobs(split: Split, low: int, high: int, options: PackOptions, pool: Thread
 
 
 def _converted(split: Split, ids: NDArray[np.int64], options: PackOptions) -> list[Blob]:
-    return [_convert(source, options) for source in split.read(ids)]
+    sources = zip(ids.tolist(), split.read(ids), strict=True)
+    return [_convert(source, split.names[sample_id], options) for sample_id, source in sources]
 
 
-def _convert(source: Source | StorageError, options: PackOptions) -> Blob:
+def _convert(source: Source | StorageError, name: str, options: PackOptions) -> Blob:
     """The stored form of one sample; what cannot be decoded is kept as it is, so that it is found out when used."""
     if isinstance(source, StorageError):
         raise source
@@ -153,7 +158,7 @@ def _convert(source: Source | StorageError, options: PackOptions) -> Blob:
         image = decode_image(data)
     except Undecodable as error:
         if options.mode == "decoded":
-            raise DataError(f"a sample cannot be decoded ({error}); remove it first, or use --mode original") from None
+            raise DataError(f"{name!r} cannot be decoded ({error}); remove it first, or use --mode original") from None
         return Blob(data)
     if options.mode == "decoded":
         return Blob(np.asarray(image).tobytes(), image.height, image.width)
@@ -199,9 +204,8 @@ def unpack(dataset: Dataset, folder: Path) -> Iterator[tuple[int, int]]:
             for sample_id, source in zip(ids.tolist(), split.read(ids), strict=True):
                 if isinstance(source, StorageError):
                     raise source
-                target = _inside(folder, split.names[sample_id])
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source)
+                _check_digest(split, sample_id, source)
+                _write_sample(folder, split.names[sample_id], source)
                 done += 1
             yield done, total
         _write_annotations(split, dataset.classes, folder)
@@ -218,14 +222,31 @@ def _write_annotations(split: Split, classes: Sequence[str], folder: Path) -> No
         (folder / flat[0].split("/")[0] / ANNOTATIONS).write_text("".join(lines), errors="surrogateescape")
 
 
+def _check_digest(split: Split, sample_id: int, data: bytes | memoryview) -> None:
+    if isinstance(split.reader, PackReader):
+        wanted = split.reader.index.arrays["digest"][split.rows[sample_id]]
+        if _digest(data) != wanted.tobytes():
+            name = split.names[sample_id]
+            raise DataError(f"{name!r} does not match its digest; the pack was damaged, copy it again")
+
+
+def _write_sample(folder: Path, name: str, data: bytes | memoryview) -> None:
+    target = _inside(folder, name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
 def _inside(folder: Path, name: str) -> Path:
     target = folder / name
-    if not target.resolve().is_relative_to(folder.resolve()):
+    if "\0" in name or not target.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"the pack has a sample named {name!r}, which leads out of {folder}; refusing to write it")
     return target
 
 
-def _digest(data: bytes) -> bytes:
+def _digest(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -238,8 +259,13 @@ def _write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise NoSpace(f"cannot write {path}: {error}; free some space and try again") from None
+        raise _cannot_write(path, error) from None
     os.replace(temporary, path)
+
+
+def _cannot_write(path: Path, error: OSError) -> NoSpace:
+    what = error.strerror or str(error)
+    return NoSpace(f"cannot write {path}: {what}; free some space or choose another folder, and run the command again")
 
 
 def free_bytes(folder: Path) -> int:

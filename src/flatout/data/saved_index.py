@@ -7,7 +7,6 @@ fingerprint is then the old one.
 
 import hashlib
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ Index = dict[str, NDArray[Any]]
 
 def load_index(root: str) -> Index | None:
     """The saved arrays, if they still describe the folder."""
-    with suppress(OSError, ValueError, KeyError), np.load(_path(root), allow_pickle=False) as saved:
+    with suppress(Exception), open(_path(root), "rb") as file, np.load(file, allow_pickle=False) as saved:
+        # zipfile raises many kinds for a damaged file, and whatever is wrong with it, the folder can be listed
         index = {name: saved[name] for name in saved.files}
         folders = unpack_names(index["folders"])
         if index["version"] == 1 and [_changed_ns(folder) for folder in folders] == index["changed_ns"].tolist():
@@ -33,19 +33,22 @@ def load_index(root: str) -> Index | None:
     return None
 
 
-def save_index(root: str, folders: list[str], index: Index) -> None:
-    """Keep the arrays for the next start; a folder that was only just changed is not worth the risk."""
-    changed = [_changed_ns(folder) for folder in folders]
-    if max(changed, default=0) > time.time_ns() - _RACY_NS:
-        return
+def save_index(root: str, folders: list[str], index: Index, listed_ns: int) -> None:
+    """Keep the arrays for the next start; a folder changed since just before it was listed is not worth the risk."""
     path = _path(root)
-    with suppress(OSError):
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    changed = [_changed_ns(folder) for folder in folders]
+    if max(changed, default=0) > listed_ns - _RACY_NS:
+        return
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("wb") as file:
             arrays: Index = {"version": np.array(1), "folders": pack_names(folders), "changed_ns": np.array(changed)}
             np.savez(file, allow_pickle=False, **arrays, **index)
         os.replace(temporary, path)
+    except OSError:  # a full disk or one that may not be written: listed next time
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def pack_names(names: list[str] | tuple[str, ...]) -> NDArray[np.uint8]:

@@ -1,7 +1,9 @@
 """Stage while training: what a remote store sends once is kept on local disk, and read from there ever after."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +18,65 @@ from flatout.storage import is_fuse_mount
 from flatout.units import format_bytes
 
 
+class Underway:
+    """Rows that a thread is fetching. Another that needs them waits for it: the end of an epoch and the start of the
+    next are prepared together, and would ask the store twice for what both need."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def claimed(self, rows: list[int]) -> Iterator[tuple[set[int], set[threading.Event]]]:
+        """Those of the rows that are ours to fetch until the end of the block, and what to wait for as to the others.
+
+        Wait after the block, when nothing is claimed any more: so no two threads wait for each other.
+        """
+        done = threading.Event()
+        with self._lock:
+            theirs = {self._rows[row] for row in rows if row in self._rows}
+            mine = {row for row in rows if row not in self._rows}
+            self._rows.update(dict.fromkeys(mine, done))
+        try:
+            yield mine, theirs
+        finally:
+            with self._lock:
+                for row in mine:
+                    del self._rows[row]
+            done.set()
+
+
 @dataclass(frozen=True)
 class StagedReader:
     """Local where a sample was read before, else the inner reader."""
 
     inner: Reader
     log: SampleLog
+    underway: Underway = field(default_factory=Underway, compare=False, repr=False)
 
     def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
-        sources: list[Source | StorageError | None] = [self.log.get(row) for row in rows.tolist()]
-        missing = [slot for slot, source in enumerate(sources) if source is None]
-        if missing:
-            for slot, source in zip(missing, self.inner.locate(rows[missing]), strict=True):
-                answer = read_source(source)
-                sources[slot] = answer
+        found: dict[int, Source | StorageError] = {}
+        wanted = rows.tolist()
+        while missing := self._not_local(wanted, found):
+            with self.underway.claimed(missing) as (mine, theirs):
+                self._fetch(self._not_local(list(mine), found), found)
+            for done in theirs:
+                done.wait()
+        return [found[row] for row in wanted]
+
+    def _not_local(self, rows: list[int], found: dict[int, Source | StorageError]) -> list[int]:
+        """Add what is here to `found`; return the rows that are not."""
+        for row in rows:
+            if row not in found and (blob := self.log.get(row)) is not None:
+                found[row] = blob
+        return [row for row in rows if row not in found]
+
+    def _fetch(self, rows: list[int], found: dict[int, Source | StorageError]) -> None:
+        if rows:
+            for row, source in zip(rows, self.inner.locate(np.array(rows, np.int64)), strict=True):
+                answer = found[row] = read_source(source)
                 if not isinstance(answer, StorageError):
-                    self.log.put(int(rows[slot]), answer)
-        return [source for source in sources if source is not None]
+                    self.log.put(row, answer)
 
     def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
         return self.inner.shapes(rows)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -47,12 +48,12 @@ def _headline(result: dict[str, Any]) -> Text:
 
 def _finding(finding: dict[str, Any]) -> list[RenderableType]:
     head = Text(f"{finding['severity']:8}", style=_COLOURS[finding["severity"]])
-    head.append(f" {finding['count']:>7,}  {finding['what']}", style="default")
-    head.append(f"  [{finding['id']}]", style="dim")
+    head.append(f" {finding['count']:>7,}  ", style="default")
+    head.append(f"[{finding['id']}] ", style="dim")
+    head.append(finding["what"], style="default")
     shown = finding["examples"][:_TERMINAL_EXAMPLES]
     lines = [Text(" " * 18 + _example(example), style="dim", overflow="ellipsis", no_wrap=True) for example in shown]
-    advice = Text(" " * 18 + finding["do"], style="default")
-    return [head, *lines, advice, Text()]
+    return [head, *lines, Padding(Text(finding["do"]), (0, 0, 0, 18)), Text()]
 
 
 def _example(example: dict[str, Any]) -> str:

@@ -53,6 +53,7 @@ class RunDirectory:
                 with suppress(FileNotFoundError):  # a command that was refused removed the directory just now
                     self._lock = _locked(self._lock_path)
         except OSError as error:
+            self._remove_made()
             raise RunDirectoryError(
                 f"{self.root} cannot be written to: {error.strerror}; choose another --run DIR"
             ) from None
@@ -67,10 +68,14 @@ class RunDirectory:
         with suppress(OSError):
             if os.listdir(self.root) == [self._lock_path.name]:
                 self._lock_path.unlink()
-                for folder in self._made:
-                    folder.rmdir()
+                self._remove_made()
         os.close(self._lock)
         self._lock = None
+
+    def _remove_made(self) -> None:
+        for folder in self._made:
+            with suppress(OSError):
+                folder.rmdir()
 
     def in_use(self) -> bool:
         """Whether a process holds the lock now."""
@@ -126,6 +131,8 @@ class Table:
         """Handed to the kernel at once: a kill -9 after this loses nothing. On a full disk, whole or not at all."""
         if self._file is None:
             self._open(row)
+        if new := [name for name in row if name not in self._columns]:
+            self._widen(new)
         self._write([_cell(row.get(name)) for name in self._columns])
 
     def close(self) -> None:
@@ -143,6 +150,16 @@ class Table:
         self._columns += [name for name in row if name not in self._columns]
         self._file = self._path.open("ab", buffering=0)
         self._write(self._columns)
+
+    def _widen(self, new: list[str]) -> None:
+        """A column that only later rows have: the first epoch need not be one that is validated."""
+        self.close()
+        rows = read_table(self._path)
+        self._columns += new
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([self._columns, *([row.get(name, "") for name in self._columns] for row in rows)])
+        write_text(self._path, text.getvalue())
+        self._file = self._path.open("ab", buffering=0)
 
     def _write(self, cells: list[Any]) -> None:
         assert self._file is not None
@@ -194,7 +211,7 @@ def write_text(path: Path, text: str) -> None:
     """The whole new text or the whole old one, never a mixture."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

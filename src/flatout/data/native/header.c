@@ -51,6 +51,7 @@ static bool read_frame(const uint8_t *body, size_t size, jpeg_header *header) {
 
 typedef struct {
     bool frame_seen, exif_seen, upright;
+    size_t scan_at; /* where the data of the first scan begins */
 } walk;
 
 static bool read_segment(int marker, const uint8_t *body, size_t size, jpeg_header *header, walk *w) {
@@ -82,7 +83,10 @@ static bool walk_header(const uint8_t *data, size_t size, jpeg_header *header, w
         size_t length = big16(data + at + 2);
         if (marker < 0xC0 || length < 2 || length > size - at - 2) return false;
         if (!read_segment(marker, data + at + 4, length - 2, header, w)) return false;
-        if (marker == 0xDA) return w->frame_seen;
+        if (marker == 0xDA) {
+            w->scan_at = at + 2 + length;
+            return w->frame_seen;
+        }
         at += 2 + length;
     }
     return false;
@@ -91,6 +95,17 @@ static bool walk_header(const uint8_t *data, size_t size, jpeg_header *header, w
 static bool ends_in_eoi(const uint8_t *data, size_t size) {
     while (size > 2 && memchr("\0\t\n\r ", data[size - 1], 5)) size--;
     return size >= 4 && data[size - 2] == 0xFF && data[size - 1] == 0xD9;
+}
+
+/* Of one scan, rows below the box are never read: a marker among them that ends whole pictures in an error must not be
+ * noticed by some crops only. Of several scans all are read, whatever the box. */
+static bool scan_is_plain(const uint8_t *data, size_t size) {
+    for (const uint8_t *at = data, *end = data + size; (at = memchr(at, 0xFF, (size_t)(end - at)));) {
+        while (at < end && *at == 0xFF) at++; /* fill bytes */
+        if (at == end || *at == 0xD9) return true;
+        if (*at != 0 && (*at < 0xD0 || *at > 0xD7)) return false;
+    }
+    return true;
 }
 
 bool jpeg_inspect(const uint8_t *data, size_t size, jpeg_header *header) {
@@ -102,6 +117,7 @@ bool jpeg_is_ours(const uint8_t *data, size_t size, jpeg_header *header) {
     walk w = {.upright = true};
     if (!walk_header(data, size, header, &w) || !w.upright || !ends_in_eoi(data, size)) return false;
     if (header->components != 1 && header->components != 3) return false;
+    if (!header->progressive && !scan_is_plain(data + w.scan_at, size - w.scan_at)) return false;
     /* every 8x8 block costs at least one bit, so a header that promises more pixels than this is lying,
      * and is not worth its memory */
     uint64_t pixels = (uint64_t)header->width * (uint64_t)header->height;
