@@ -283,10 +283,15 @@ def _kept_classes(known: tuple[str, ...], wanted: int | list[str] | None) -> lis
 
 
 def _held_out(dataset: Dataset, share: float) -> Dataset:
-    """Hold out the same samples every time, chosen by their position in the class-sorted order."""
-    ids = np.arange(len(dataset.train))
-    chosen = uniforms(0, 0, ids, 0xFF, 1)[:, 0] < share
-    if chosen.all() or not chosen.any():
+    """Hold out the same samples every time: of every class that has two or more, at least one, never all."""
+    ids, labels = np.arange(len(dataset.train)), dataset.train.labels
+    dice = uniforms(0, 0, ids, 0xFF, 1)[:, 0]
+    chosen = np.zeros(len(ids), bool)
+    for label in range(len(dataset.classes)):
+        members = ids[labels == label]
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        chosen[members[np.argsort(dice[members], kind="stable")][: max(0, count)]] = True
+    if not chosen.any():
         return dataset
     note = f"no val split in {dataset.url}: held out {int(chosen.sum())} of {len(ids)} samples for validation"
     train, val = dataset.train.take(ids[~chosen]), dataset.train.take(ids[chosen])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 2**26  # larger headers are refused before anything is allocated (decompression bombs)
+warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow only warns of is read; what it refuses has a reason
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
@@ -56,12 +57,10 @@ def decode_image(data: bytes | memoryview) -> Image.Image:
     if len(data) == 0:
         raise Undecodable("empty file")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-            if image.width * image.height > MAX_PIXELS:
-                raise Undecodable(f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}")
-            return _to_rgb(ImageOps.exif_transpose(image))
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise Undecodable(f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}")
+        return _to_rgb(ImageOps.exif_transpose(image))
     except Undecodable:
         raise
     except UnidentifiedImageError:

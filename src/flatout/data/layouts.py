@@ -52,10 +52,9 @@ def _root(names: list[str]) -> str:
         if len(tops) != 1 or "train" in tops or not all("/" in name[len(root) :] for name in names):
             return root
         deeper = f"{root}{tops.pop()}/"
-        if any(name.count("/", len(deeper)) == 0 for name in names) and not any(
-            name.startswith(f"{deeper}train/") for name in names
-        ):
-            return root  # its files are samples: this is the only class
+        direct = sum(name.count("/", len(deeper)) == 0 for name in names)
+        if 2 * direct > len(names) and not any(name.startswith(f"{deeper}train/") for name in names):
+            return root  # its files are samples, not a README beside the classes: this is the only class
         root = deeper
 
 

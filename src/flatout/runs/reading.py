@@ -54,7 +54,15 @@ def list_runs(folder: Path) -> list[Run]:
     """Every run directly under a folder, by name."""
     if not folder.is_dir():
         return []
-    return [read_run(child) for child in sorted(folder.iterdir()) if RunDirectory(child).exists]
+    return [_read_or_say(child) for child in sorted(folder.iterdir()) if RunDirectory(child).exists]
+
+
+def _read_or_say(path: Path) -> Run:
+    """A run whose files are damaged is a row with its cause, not the end of the list."""
+    try:
+        return read_run(path)
+    except RunDirectoryError as error:
+        return Run(path, {"run": path.name, "status": "failed", "cause": str(error)}, {}, {}, [], [])
 
 
 def _final_summary(directory: RunDirectory) -> dict[str, Any]:

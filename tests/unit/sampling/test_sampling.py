@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from flatout.sampling import batch_count, batch_ids, epoch_order, ids_digest, rank_slice, uniforms
 from flatout.sampling.counter import philox
 
+some = settings(max_examples=40, deadline=None)  # a loaded machine is no failure
+
 ids_lists = st.lists(st.integers(0, 2**62), min_size=1, max_size=20).map(lambda values: np.array(values, np.int64))
 seeds = st.integers(0, 2**63 - 1)
 epochs = st.integers(0, 10**6)
@@ -35,11 +37,13 @@ def test_many_counters_at_once_equal_one_at_a_time() -> None:
     assert np.array_equal(together, np.concatenate([philox(12345, row[None]) for row in counters]))
 
 
+@some
 @given(st.integers(0, 3000), seeds, epochs)
 def test_an_epoch_holds_every_sample_once(samples: int, seed: int, epoch: int) -> None:
     assert np.array_equal(np.sort(epoch_order(samples, seed, epoch)), np.arange(samples))
 
 
+@some
 @given(seeds, epochs)
 def test_orders_of_other_epochs_and_seeds_differ(seed: int, epoch: int) -> None:
     order = epoch_order(100, seed, epoch)
@@ -56,12 +60,13 @@ def test_order_is_pinned() -> None:
 
 
 def test_every_place_is_reached_by_every_sample_about_equally_often() -> None:
-    places = np.stack([np.argsort(epoch_order(10, 0, epoch)) for epoch in range(2000)])
+    places = np.stack([np.argsort(epoch_order(10, 0, epoch)) for epoch in range(1000)])
     for sample in range(10):
         counts = np.bincount(places[:, sample], minlength=10)
-        assert ((counts - 200) ** 2 / 200).sum() < 40  # chi-square, 9 degrees: p < 1e-5; the seed is fixed
+        assert ((counts - 100) ** 2 / 100).sum() < 40  # chi-square, 9 degrees: p < 1e-5; the seed is fixed
 
 
+@some
 @given(st.integers(1, 500), st.integers(1, 600), seeds)
 def test_batches_take_every_sample_exactly_once(samples: int, batch_size: int, seed: int) -> None:
     order = epoch_order(samples, seed, 0)
@@ -71,6 +76,7 @@ def test_batches_take_every_sample_exactly_once(samples: int, batch_size: int, s
     assert len(batches[-1]) > 0
 
 
+@some
 @given(st.integers(0, 1000), st.integers(1, 64))
 def test_ranks_take_every_sample_of_a_batch_exactly_once(count: int, world_size: int) -> None:
     taken = [np.arange(count)[rank_slice(count, rank, world_size)] for rank in range(world_size)]
@@ -79,6 +85,7 @@ def test_ranks_take_every_sample_of_a_batch_exactly_once(count: int, world_size:
     assert max(map(len, taken)) - min(map(len, taken)) <= 3
 
 
+@some
 @given(st.integers(0, 1000), st.integers(1, 64))
 def test_neighbours_that_mix_stay_on_one_rank(count: int, world_size: int) -> None:
     for rank in range(world_size):
@@ -94,6 +101,7 @@ def test_digests_tell_ids_apart_that_look_alike() -> None:
     assert ids_digest(np.array([1, 2], np.int64)) == ids_digest(np.array([1, 2], np.int32))
 
 
+@some
 @given(seeds, epochs, ids_lists, st.integers(0, 255), st.integers(1, 60))
 def test_a_draw_depends_on_its_sample_alone(seed: int, epoch: int, ids: np.ndarray, stream: int, count: int) -> None:
     together = uniforms(seed, epoch, ids, stream, count)
@@ -105,12 +113,13 @@ def test_a_draw_depends_on_its_sample_alone(seed: int, epoch: int, ids: np.ndarr
     assert np.array_equal(together, backwards[::-1])
 
 
+@some
 @given(seeds, epochs, ids_lists)
 def test_asking_for_fewer_numbers_gives_the_first_of_them(seed: int, epoch: int, ids: np.ndarray) -> None:
     assert np.array_equal(uniforms(seed, epoch, ids, 3, 5), uniforms(seed, epoch, ids, 3, 50)[:, :5])
 
 
-@settings(max_examples=50)
+@some
 @given(seeds, epochs, st.integers(0, 2**62 - 1), st.integers(0, 254))
 def test_draws_of_other_seeds_epochs_samples_and_streams_differ(seed: int, epoch: int, one: int, stream: int) -> None:
     ids = np.array([one])

@@ -1,0 +1,57 @@
+"""Fixtures that several rooms' tests share. Heavy imports stay inside, so that a unit test does not pay for them."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny dataset of tests/training.py; read only."""
+    from training import make_dataset
+
+    return make_dataset(tmp_path_factory.mktemp("data") / "shapes")
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of the tiny recipe trained in one go, by the installed command; read only."""
+    from training import installed_command, write_recipe
+
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    config = write_recipe(folder / "tiny.yaml", shapes)
+    finished = installed_command("train", config, cwd=folder)
+    assert finished.code == 0, finished.err
+    return folder / "runs" / "tiny"
+
+
+@pytest.fixture(scope="session")
+def _stopped(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from training import STEPS_PER_EPOCH, row_count, start, wait_until, write_recipe
+
+    folder = tmp_path_factory.mktemp("stopped")
+    config = write_recipe(folder / "tiny.yaml", shapes)
+    running = start("train", config, cwd=folder)
+    run = folder / "runs" / "tiny"
+    wait_until(lambda: row_count(run) >= STEPS_PER_EPOCH + 4 or not running.running, "the middle of the second epoch")
+    running.send(signal.SIGTERM)
+    assert running.wait().code == 130
+    assert row_count(run) % STEPS_PER_EPOCH, "stopped at the end of an epoch"
+    return folder
+
+
+@pytest.fixture
+def half(_stopped: Path, work: Path) -> Path:
+    """`work` with tiny.yaml and its run, stopped by SIGTERM in the middle of the second epoch."""
+    shutil.copytree(_stopped, work, symlinks=True, dirs_exist_ok=True)
+    return work / "runs" / "tiny"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """An empty folder to give commands in; what a command prints is kept beside it, not inside."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder

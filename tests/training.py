@@ -1,0 +1,268 @@
+"""Tiny training runs for tests: a recipe of 30-millisecond steps, and the command line in processes that can be killed.
+
+Commands are forked from a server that has imported torch once: a start costs 0.1 s instead of 3, and a kill -9 hits
+a process of its own as it would in earnest. `installed_command` starts the real executable where that matters.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from flatout.data.shapes import make_shapes
+from flatout.runs.directory import effective_rows, read_table
+from flatout.sampling import batch_count, batch_ids, epoch_order, ids_digest
+
+CLASSES, SAMPLES_PER_CLASS, BATCH_SIZE, EPOCHS = 4, 39, 8, 2
+SAMPLES = CLASSES * SAMPLES_PER_CLASS
+STEPS_PER_EPOCH = batch_count(SAMPLES, BATCH_SIZE)  # 20: the last batch is a short one
+STEPS = EPOCHS * STEPS_PER_EPOCH
+DEADLINE_SECONDS = 180.0  # a hang, on a machine that others use too
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["pytest", "training", "flatout.app.train_run", "flatout.app.show", "flatout.app.lr_find", "torch._dynamo"]
+)  # the first optimizer of a process imports torch._dynamo, which takes as long as torch itself
+
+
+def make_dataset(folder: Path, samples_per_class: int = SAMPLES_PER_CLASS, val_per_class: int = 5) -> Path:
+    for _ in make_shapes(folder, CLASSES, samples_per_class, 16, val_per_class):
+        pass
+    return folder
+
+
+def recipe(data: Path, **changes: Any) -> dict[str, Any]:
+    """A complete recipe; `changes` are dotted keys with `__` for the dot: train__lr=0.1."""
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "device": "cpu",
+        "threads": 1,  # two compute threads on shared cores wait for each other
+        "data": {"path": str(data), "view": "small", "eval_view": "plain", "batch_size": BATCH_SIZE, "workers": 0},
+        "views": {"small": {"base": "train-64", "size": 16, "pad": 2}, "plain": {"base": "eval-64", "size": 16}},
+        "model": {"name": "resnet18", "stem": "small", "width": 0.125},
+        "train": {"epochs": EPOCHS, "lr": 0.05},
+        "checkpoint": {"every_steps": 3},
+    }
+    for key, value in changes.items():
+        section = values
+        *parents, last = key.split("__")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return values
+
+
+def write_recipe(path: Path, data: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump(recipe(data, **changes)), encoding="utf-8")
+    return path
+
+
+# Commands
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error_line(self) -> str:
+        """The one line a user error is: nothing before it, nothing after it."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, f"expected one line on stderr, got:\n{self.err}"
+        assert lines[0].startswith("flatout: "), lines[0]
+        return lines[0]
+
+    @property
+    def last_line(self) -> str:
+        """What ends a run that had begun: the cause comes after the notes on its progress."""
+        assert "Traceback" not in self.err, self.err
+        return self.err.splitlines()[-1]
+
+
+class Command:
+    """`flatout ARGUMENTS`, started and perhaps still running."""
+
+    def __init__(self, arguments: tuple[object, ...], cwd: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._output = Path(tempfile.mkdtemp(prefix="command-", dir=cwd.parent))
+        texts = [str(each) for each in arguments]
+        self._process = _FORKS.Process(
+            target=_run_command, args=(texts, str(cwd), dict(environment or {}), str(self._output)), daemon=True
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until the process is gone."""
+        self.send(signal.SIGKILL)
+        assert self.wait().code == -signal.SIGKILL
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def wait(self, deadline_seconds: float = DEADLINE_SECONDS) -> Finished:
+        self._process.join(deadline_seconds)
+        if self._process.exitcode is None:
+            self.send(signal.SIGKILL)
+            self._process.join()
+            raise AssertionError(f"still running after {deadline_seconds} s:\n{self._read('err')}")
+        finished = Finished(self._process.exitcode, self._read("out"), self._read("err"))
+        shutil.rmtree(self._output, ignore_errors=True)
+        return finished
+
+    def _read(self, name: str) -> str:
+        path = self._output / name
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _run_command(arguments: list[str], cwd: str, environment: dict[str, str], output: str) -> None:
+    os.chdir(cwd)
+    os.environ.update({"COLUMNS": "200", **environment})
+    for number, name in ((1, "out"), (2, "err")):
+        fd = os.open(f"{output}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.argv = ["flatout", *arguments]
+    from flatout.cli.main import run
+
+    run()
+
+
+def start(*arguments: object, cwd: Path, environment: Mapping[str, str] | None = None) -> Command:
+    return Command(arguments, cwd, environment)
+
+
+def command(*arguments: object, cwd: Path, environment: Mapping[str, str] | None = None) -> Finished:
+    return start(*arguments, cwd=cwd, environment=environment).wait()
+
+
+def installed_command(*arguments: object, cwd: Path, environment: Mapping[str, str] | None = None) -> Finished:
+    """The executable a user types, imports and all."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("flatout"), *map(str, arguments)],
+        cwd=cwd, env={**os.environ, "COLUMNS": "200", **(environment or {})}, capture_output=True, text=True,
+        timeout=DEADLINE_SECONDS, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def forked(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
+    """A function of a test module in a process of its own; killed at the end if it has not ended."""
+    process = _FORKS.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_seconds: float = DEADLINE_SECONDS) -> Any:
+    """The condition's first true value; polled, with a deadline."""
+    deadline = time.monotonic() + deadline_seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {deadline_seconds:g} s in vain: {what}"
+        time.sleep(0.001)
+    return value
+
+
+# What a run left behind
+
+
+def row_count(run: Path) -> int:
+    """Whole rows of steps.csv, superseded ones included."""
+    path = run / "steps.csv"
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+
+def temporaries(run: Path) -> list[str]:
+    """Checkpoints being written now, or left by a kill."""
+    try:
+        return [name for name in os.listdir(run / "checkpoints") if name.startswith("step-") and name.endswith(".tmp")]
+    except FileNotFoundError:
+        return []
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted((run / "checkpoints").glob("step-*.safetensors"))
+
+
+def summary(run: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    return values
+
+
+def trained(run: Path) -> list[tuple[str, ...]]:
+    """Every step that counts: all of its row that does not depend on clocks and attempts."""
+    names = ("step", "epoch", "batch_index", "samples", "samples_digest", "loss", "learning_rate")
+    return [tuple(row[name] for name in names) for row in effective_rows(read_table(run / "steps.csv"), "step")]
+
+
+def expected_ledger(
+    samples: int = SAMPLES, batch_size: int = BATCH_SIZE, epochs: int = EPOCHS, seed: int = 0
+) -> list[tuple[str, ...]]:
+    """Step, epoch, batch, sample count and digest of every step, from the pure functions alone."""
+    rows: list[tuple[str, ...]] = []
+    for epoch in range(epochs):
+        order = epoch_order(samples, seed, epoch)
+        batches = [batch_ids(order, index, batch_size) for index in range(batch_count(samples, batch_size))]
+        assert sorted(sample for batch in batches for sample in batch.tolist()) == list(range(samples))
+        for index, ids in enumerate(batches):
+            rows.append((str(len(rows) + 1), str(epoch), str(index), str(len(ids)), ids_digest(ids)))
+    return rows
+
+
+def assert_ledger(run: Path, **sizes: int) -> None:
+    """Every sample exactly once per epoch, in the order of the pure functions."""
+    assert [row[:5] for row in trained(run)] == expected_ledger(**sizes)
+
+
+def assert_same_training(run: Path, reference: Path) -> None:
+    """Completed, and equal to the bit: weights, optimizer and random state, losses, validation figures."""
+    ended, wanted = summary(run), summary(reference)
+    assert (ended["status"], ended["cause"]) == ("completed", None)
+    assert trained(run) == trained(reference)
+    assert ended["state_digest"] is not None
+    assert ended["state_digest"] == wanted["state_digest"]
+    assert ended["accuracy"] == wanted["accuracy"]
+    assert ended["samples_seen"] == wanted["samples_seen"]
+
+
+def snapshot(*folders: Path) -> dict[str, str]:
+    """Everything under the folders: names, kinds, contents."""
+    found = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink():
+                found[str(path)] = f"-> {os.readlink(path)}"
+            elif path.is_file():  # the lock names its last holder, whatever became of that
+                found[str(path)] = "" if path.name == "lock" else hashlib.sha256(path.read_bytes()).hexdigest()
+            else:
+                found[str(path)] = "folder"
+    return found

@@ -1,0 +1,273 @@
+"""Which cache is chosen, what is said about it, and that it stays within its budget."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from small_datasets import TORN, jpeg, opened, sample_files, split_of, write_files
+
+from flatout.config.schema import DataConfig
+from flatout.data import budgets, tiers
+from flatout.data.dataset import Split
+from flatout.data.loader import open_loader
+from flatout.data.pack_writer import PackOptions, write_pack
+from flatout.data.prepare import Recipe
+from flatout.data.tiers import Chosen, choose_cache
+from flatout.data.views import SHIPPED
+
+DECODED = 20 * 24 * 24 * 3  # bytes of twenty samples of 24 x 24 pixels
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "flatout"
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Split:
+    files = {f"train/{'ab'[n % 2]}/{n:02d}.jpg": jpeg(n, 24, 24) for n in range(20)}
+    return opened(write_files(tmp_path / "data", files | {f"val/{name}/0.jpg": jpeg(1) for name in "ab"})).train
+
+
+def recipe(split: Split) -> Recipe:
+    return Recipe(split, SHIPPED["train-64"], seed=0, batch_size=4)
+
+
+def budget(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
+    monkeypatch.setattr(tiers, "memory_budget_bytes", lambda: memory)
+    monkeypatch.setattr(tiers, "disk_budget_bytes", lambda folder: disk)
+
+
+def released(chosen: Chosen) -> Chosen:
+    if chosen.store is not None:
+        chosen.store.arena.close()
+    return chosen
+
+
+BIG = 10**9
+DECISIONS: list[tuple[str, str, int, int, str | None, str]] = [
+    # wanted, workers, memory, disk -> tier, note
+    ("off", "thread", BIG, BIG, None, "cache: off (data.cache)"),
+    ("auto", "process", BIG, BIG, None, "cache: off, worker processes do not share one (data.worker_kind)"),
+    ("memory", "process", BIG, BIG, None, "cache: off, worker processes do not share one (data.worker_kind)"),
+    ("auto", "thread", BIG, BIG, "memory", "cache: all decoded samples in memory (34.6 kB)"),
+    ("auto", "inline", DECODED, 0, "memory", "cache: all decoded samples in memory (34.6 kB)"),
+    ("auto", "thread", DECODED - 1, DECODED, "disk", "cache: decoded samples in "),
+    ("auto", "thread", 0, DECODED - 1, None, "cache: off, 34.6 kB of decoded samples fit neither memory nor disk"),
+    ("memory", "thread", DECODED // 4, BIG, "memory", "cache: 25 % of the decoded samples in memory (8.64 kB)"),
+    ("memory", "thread", 0, BIG, "memory", "cache: 0 % of the decoded samples in memory (0 B)"),
+    ("disk", "thread", BIG, BIG, "disk", "cache: decoded samples in "),
+    ("disk", "thread", BIG, 100, "disk", "cache: decoded samples in "),
+]
+
+
+@pytest.mark.parametrize(("wanted", "kind", "memory", "disk", "tier", "note"), DECISIONS)
+def test_decisions(
+    split: Split, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    wanted: str, kind: str, memory: int, disk: int, tier: str | None, note: str,
+) -> None:  # fmt: skip
+    budget(monkeypatch, memory, disk)
+    chosen = released(choose_cache(wanted, recipe(split), kind))
+    assert chosen.note.startswith(note)
+    on_disk = cache / f"decoded-{split.storage_key()}"
+    assert on_disk.exists() == (tier == "disk")
+    assert (chosen.store is None) == (tier is None)
+    if chosen.store is not None:
+        assert chosen.store.arena.capacity_bytes <= (memory if tier == "memory" else disk)
+        assert chosen.store.arena.rows == 20
+    if tier == "disk":
+        assert str(on_disk) in chosen.note
+        assert sum(path.stat().st_size for path in on_disk.iterdir()) < disk + 1000
+
+
+def test_a_decoded_pack_needs_no_cache(tmp_path: Path, split: Split) -> None:
+    list(write_pack(opened(tmp_path / "data"), tmp_path / "pack", PackOptions("decoded")))
+    chosen = choose_cache("auto", recipe(opened(tmp_path / "pack").train), "thread")
+    assert (chosen.store, chosen.note) == (None, "cache: not needed, the pack is decoded")
+
+
+def test_images_of_several_sizes_get_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = split_of(tmp_path / "mixed", 20, {3: TORN, 4: b"text"})
+    chosen = choose_cache("memory", recipe(mixed), "thread")
+    assert chosen.store is not None
+    stored = 0
+    for data in mixed.read(np.arange(20)):
+        try:
+            stored += tiers.decode_pixels(data).nbytes
+        except tiers.Undecodable:
+            continue
+    assert stored < chosen.store.arena.capacity_bytes < 1.3 * stored
+
+
+@pytest.mark.parametrize("wanted", ["auto", "memory", "disk"])
+def test_samples_of_which_none_can_be_decoded_still_get_an_answer(tmp_path: Path, wanted: str) -> None:
+    bad = split_of(tmp_path / "bad", 8, dict.fromkeys(range(8), b"text"))
+    chosen = released(choose_cache(wanted, recipe(bad), "thread"))
+    assert chosen.note.startswith("cache: ")
+
+
+def test_a_cache_in_use_is_done_without(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = choose_cache("disk", recipe(split), "thread")
+    second = choose_cache("disk", recipe(split), "thread")
+    assert first.store is not None
+    assert second.store is None
+    assert "in use by another run; this one goes without" in second.note
+    released(first)
+    assert released(choose_cache("disk", recipe(split), "thread")).store is not None
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    chosen = choose_cache("disk", recipe(split), "thread")
+    assert chosen.store is None
+    assert chosen.note.startswith("cache: off, no room for a disk cache")
+
+
+def test_a_disk_cache_counts_towards_its_own_budget(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run leaves less free space behind; the second must not conclude that its cache does not fit."""
+    budget(monkeypatch, 0, DECODED)
+    assert released(choose_cache("auto", recipe(split), "thread")).store is not None
+    budget(monkeypatch, 0, DECODED // 2)
+    assert released(choose_cache("auto", recipe(split), "thread")).store is not None
+
+
+def test_the_cache_of_a_resized_pack_is_its_own(tmp_path: Path, split: Split) -> None:
+    keys = {split.storage_key()}
+    for name, options in {
+        "original": PackOptions(),
+        "8": PackOptions("resized", short_side=8),
+        "12": PackOptions("resized", short_side=12),
+        "worse": PackOptions("resized", short_side=12, quality=30),
+    }.items():
+        list(write_pack(opened(tmp_path / "data"), tmp_path / name, options))
+        pack = opened(tmp_path / name).train
+        assert pack.fingerprint(()) == split.fingerprint(())
+        keys.add(pack.storage_key())
+    assert len(keys) == 4  # the pack of original bytes shares that of the folder
+
+
+def test_the_cache_of_limited_data_does_not_outlive_a_shift_of_rows(tmp_path: Path) -> None:
+    """With a file added outside the limit, the same samples have other rows: what is kept by row is not theirs."""
+    root = write_files(tmp_path / "data", sample_files(20) | {f"val/{name}/0.jpg": jpeg(1) for name in "ab"})
+    before = opened(root, samples_per_class=3).train
+    write_files(root, {"train/a/999.jpg": jpeg(9)})
+    after = opened(root, samples_per_class=3).train
+    assert before.fingerprint(()) == after.fingerprint(())
+    assert before.rows.tolist() != after.rows.tolist()
+    assert before.storage_key() != after.storage_key()
+
+
+def epochs(split: Split, count: int = 3, **data: Any) -> tuple[list[bytes], Any]:
+    with open_loader(recipe(split), DataConfig(stage="off", **data), workers=2) as loader:
+        batches = [batch.images.numpy().tobytes() for epoch in range(count) for batch in loader.epoch(epoch)]
+        return batches, loader
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_small_cache_is_filled_to_its_capacity_and_changes_no_batch(
+    split: Split, monkeypatch: pytest.MonkeyPatch, tier: str, share: float
+) -> None:
+    expected, _ = epochs(split, cache="off")
+    room = int(share * DECODED)
+    budget(monkeypatch, room, room)
+    batches, loader = epochs(split, cache=tier)
+    assert batches == expected
+    assert loader.cache.arena.used_bytes <= max(1, room)
+    assert loader.cache.arena.used_bytes == room // (24 * 24 * 3) * 24 * 24 * 3
+    assert loader.stages.cache_hits + loader.stages.cache_misses == 60
+    assert loader.stages.cache_hits >= 20 * int(share)  # the second epoch begins while the first is being decoded
+
+
+def test_a_disk_cache_serves_the_next_loader_of_the_same_process(split: Split) -> None:
+    expected, _ = epochs(split, cache="off")
+    epochs(split, cache="disk")
+    batches, loader = epochs(split, cache="disk")
+    assert batches == expected
+    assert loader.stages.cache_misses == 0
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+V2, V1 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/memory"
+FREE = 8 * 2**30
+LIMITS: list[tuple[dict[str, str], int]] = [
+    ({}, FREE),
+    ({f"{V2}.max": "max\n", f"{V2}.current": "123\n"}, FREE),
+    ({f"{V2}.max": "1000000\n", f"{V2}.current": "400000\n"}, 600_000),
+    ({f"{V2}.max": "1000000\n", f"{V2}.current": "1400000\n"}, 0),
+    ({f"{V2}.max": f"{2**60}\n", f"{V2}.current": "5\n"}, FREE),
+    ({f"{V2}.max": "1000000\n"}, FREE),
+    ({f"{V1}.limit_in_bytes": "1000000\n", f"{V1}.usage_in_bytes": "250000\n"}, 750_000),
+    ({f"{V1}.limit_in_bytes": "9223372036854771712\n", f"{V1}.usage_in_bytes": "250000\n"}, FREE),
+    (
+        {f"{V2}.max": "2000\n", f"{V2}.current": "0\n", f"{V1}.limit_in_bytes": "900\n", f"{V1}.usage_in_bytes": "0"},
+        900,
+    ),
+]
+
+
+class FakePath:
+    """Only these files exist."""
+
+    files: dict[str, str]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read_text(self, encoding: str) -> str:
+        if self.name not in self.files:
+            raise FileNotFoundError(self.name)
+        return self.files[self.name]
+
+
+@pytest.mark.parametrize(("files", "free"), LIMITS)
+def test_memory_is_half_of_what_the_container_leaves(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], free: int
+) -> None:
+    monkeypatch.setattr(FakePath, "files", files, raising=False)
+    monkeypatch.setattr(budgets, "Path", FakePath)
+    monkeypatch.setattr(budgets.psutil, "virtual_memory", lambda: SimpleNamespace(available=FREE))
+    assert budgets.memory_budget_bytes() == free // 2
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", 8), ("150000 100000", 2), ("20000 100000", 1), ("10000000 100000", 8), ("", 8)]
+)
+def test_cores_are_those_of_the_quota(monkeypatch: pytest.MonkeyPatch, text: str, cores: int) -> None:
+    monkeypatch.setattr(FakePath, "files", {"/sys/fs/cgroup/cpu.max": text}, raising=False)
+    monkeypatch.setattr(budgets, "Path", FakePath)
+    monkeypatch.setattr(budgets.os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert budgets.usable_cores() == cores
+
+
+def test_disk_is_half_of_what_is_free_where_the_folder_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def usage(path: str) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(free=1001)
+
+    monkeypatch.setattr(budgets.psutil, "disk_usage", usage)
+    assert budgets.disk_budget_bytes(tmp_path / "not" / "there" / "yet") == 500
+    assert asked == [str(tmp_path)]
+
+
+def test_what_is_kept_is_counted(tmp_path: Path) -> None:
+    write_files(tmp_path / "kept", {"data": bytes(70), "journal": bytes(8)})
+    assert budgets.kept_bytes(tmp_path / "kept") == 78
+    assert budgets.kept_bytes(tmp_path / "absent") == 0
+
+
+def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert budgets.cache_folder() == Path("/somewhere/flatout")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert budgets.cache_folder() == Path("/home/user/.cache/flatout")

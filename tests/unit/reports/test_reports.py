@@ -1,0 +1,137 @@
+"""What a person reads about a run: the facts that are known, n/a for the others, names as they are."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from flatout.reports.configuration import config_table
+from flatout.reports.listing import runs_table
+from flatout.reports.lr_plot import write_lr_plot
+from flatout.reports.terminal import render
+from flatout.runs import Run
+
+SUMMARY: dict[str, Any] = {
+    "run": "demo", "status": "completed", "cause": None, "attempts": 2, "samples_seen": 7200,
+    "device": {"name": "Test CPU", "emulated": False, "count": 1},
+    "accuracy": {"top1": 0.8125, "top5": 0.99, "val_loss": 0.654, "train_loss": 0.321, "best_epoch": 4},
+    "throughput": {
+        "samples_per_second": 412.7, "steps_per_second": 6.4, "step_seconds": {"mean": 0.155, "p50": 0.150, "p95": 0.2},
+    },
+    "time": {"wall_seconds": 100.0, "parts": {"startup": 5.0, "data_wait": 25.0, "forward": 69.5, "unattributed": 0.5}},
+    "data": {"samples_total": 1440, "dataset_bytes": 1_500_000, "quarantined": 3},
+    "checkpoint": {"files": 4, "bytes": 12_000_000, "seconds": 1.0},
+    "cost": {"total_usd": 1.25, "lines": []},
+}  # fmt: skip
+
+
+def run_of(summary: dict[str, Any], directory: str = "runs/demo") -> Run:
+    epochs = [{"attempt": "1", "epoch": str(epoch)} for epoch in range(6)]
+    return Run(Path(directory), summary, {}, {}, [], epochs)
+
+
+def shown(renderable: RenderableType) -> str:
+    console = Console(width=140, highlight=False, file=io.StringIO())
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_complete_run_on_one_screen() -> None:
+    text = shown(render(run_of(SUMMARY)))
+    for fact in (
+        "flatout: demo", "completed", "top-1 81.2 %", "in 1 min 40 s", "top-5 99.00 %", "best epoch 5", "train 0.321",
+        "validation 0.654", "413 samples/s", "step 155 ms (p50 150 ms, p95 200 ms)", "6 epochs", "7,200 samples",
+        "2 attempt(s)", "1,440 samples, 1.5 MB, 3 in quarantine", "Test CPU", "$1.25", "runs/demo", "4 files, 12 MB",
+    ):  # fmt: skip
+        assert fact in text, fact
+    assert "EMULATED" not in text
+    lines = {line.split("■")[1].split()[0]: line for line in text.splitlines() if "■" in line}
+    assert list(lines) == ["forward", "data", "startup", "unattributed"]  # by size
+    assert "25.0 %" in lines["data"]
+
+
+def test_a_failed_run_tells_its_cause() -> None:
+    text = shown(render(run_of({**SUMMARY, "status": "failed", "cause": "the loss is NaN at step 12"})))
+    assert "failed" in text
+    assert "the loss is NaN at step 12" in text
+
+
+def test_an_emulated_run_says_so_everywhere() -> None:
+    run = run_of({**SUMMARY, "device": {"name": "emulated", "emulated": True}})
+    assert "EMULATED device: accuracy means nothing" in shown(render(run))
+    assert "completed (emulated)" in shown(runs_table([run]))
+    assert "emulated" not in shown(runs_table([run_of(SUMMARY)]))
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {},
+        {"run": "demo", "status": "failed", "cause": "killed"},
+        {"status": "running", "time": {"wall_seconds": None, "parts": {}}, "throughput": {"step_seconds": None}},
+        {**SUMMARY, "accuracy": {"top1": 0.5, "top5": None, "val_loss": None, "train_loss": None, "best_epoch": None}},
+        {**SUMMARY, "cost": None, "checkpoint": None, "time": {"wall_seconds": 5.0, "parts": {"copy": None}}},
+    ],
+)
+def test_a_partial_summary_is_shown_with_na_and_no_error(summary: dict[str, Any]) -> None:
+    text = shown(render(run_of(summary)))
+    assert summary.get("status", "failed") in text
+    assert "n/a" in text
+    assert "None" not in text
+    assert "nan" not in text
+    assert "demo" in shown(runs_table([run_of(summary)]))
+
+
+def test_what_was_not_measured_is_na_and_not_zero() -> None:
+    text = shown(render(run_of({"status": "failed"})))
+    assert "n/a (no validation yet)" in text
+    assert "n/a samples/s, step n/a" in text
+    assert "n/a (set cost.instance or cost.usd_per_hour)" in text
+    assert "no time recorded yet" in text
+
+
+NAMES = ["[red]", "[bold]x[/bold]", "[/]", ";touch x", "$(touch x)", "a[link=x.org]b", ":smiley:", "<b>"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_text_and_never_markup(name: str) -> None:
+    run = run_of(
+        {**SUMMARY, "run": name, "cause": f"class {name} is empty", "device": {"name": name, "emulated": False}},
+        f"runs/{name}",
+    )
+    text = shown(render(run))
+    assert f"flatout: {name}" in text
+    assert f"class {name} is empty" in text
+    assert f"runs/{name}" in text
+    assert text.count(name) == 4
+    assert name in shown(runs_table([run]))
+    assert name in shown(config_table([("name", name, name)]))
+
+
+def test_runs_in_a_table() -> None:
+    text = shown(runs_table([run_of(SUMMARY), run_of({"run": "second", "status": "failed"})]))
+    first, second = text.splitlines()[1:3]
+    assert first.split() == ["demo", "completed", "81.2", "%", "6", "413", "1", "min", "40", "s", "$1.25"]
+    assert second.split() == ["second", "failed", "n/a", "6", "n/a", "n/a", "n/a"]
+
+
+def test_a_configuration_in_a_table() -> None:
+    text = shown(config_table([("train.ema", None, "default"), ("train.compile", False, "--set")]))
+    assert [line.split() for line in text.splitlines()[1:]] == [
+        ["train.ema", "null", "default"], ["train.compile", "false", "--set"],
+    ]  # fmt: skip
+
+
+def test_a_name_cannot_break_out_of_the_plot(tmp_path: Path) -> None:
+    attack = "</script><script>alert(1)</script>"
+    point = {"learning_rate": 0.1, "loss": 1.0, "smoothed": 1.0}
+    result = {"points": [point, {**point, "learning_rate": 0.2}], "suggestions": {"steepest": 0.1, "minimum": None}}
+    write_lr_plot(tmp_path / "lr.html", attack, result)
+    page = (tmp_path / "lr.html").read_text(encoding="utf-8")
+    assert attack not in page
+    assert "alert(1)" in page
+    assert "src=" not in page.split("Plotly.newPlot")[-1]  # one file, nothing fetched
+    assert json.dumps(0.2) in page
