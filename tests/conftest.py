@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from servers.fixtures import _no_cloud_but_loopback, _proxy_process, bucket, fault_proxy, s3_server  # noqa: F401
+
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
