@@ -71,23 +71,30 @@ def train_run(
     quiet: bool = True,
 ) -> Run:
     """Train and return the run. Raises a FlatoutError with the cause if it does not complete."""
-    setup = prepare_setup(load_config(source, overrides).config)
-    directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(setup.config.name))
-    begins = fresh or not checkpoint.list_saved(directory.checkpoints)
-    learner = _new_learner(setup, warm_start if begins else None)
+    config = load_config(source, overrides).config
+    directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
     with ExitStack() as stack:
-        if fresh and directory.root.exists():
-            directory.lock()  # never moves a run that is in use
-            directory.unlock()
-            directory.set_aside()
-        directory.lock()
+        directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
         stack.callback(directory.unlock)
+        setup = prepare_setup(config)
+        begins = fresh or not checkpoint.list_saved(directory.checkpoints)
+        learner = _new_learner(setup, warm_start if begins else None)
+        if fresh:
+            _set_aside(directory)
         display = stack.enter_context(Display(quiet))
         signals = stack.enter_context(Signals())
         session = _Session(setup, learner, directory, display, signals)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data)
     return read_run(directory.root)
+
+
+def _set_aside(directory: RunDirectory) -> None:
+    """Only now, when the new run is known to be possible."""
+    directory.unlock()  # removes what the lock alone had made
+    if directory.root.exists():
+        directory.set_aside()
+    directory.lock()
 
 
 def prepare_setup(config: Config) -> Setup:

@@ -94,7 +94,12 @@ class RunDirectory:
         for number in range(1000):
             target = self.root.with_name(f"{self.root.name}-before-{stamp}" + (f"-{number}" if number else ""))
             if not target.exists():
-                os.replace(self.root, target)
+                try:
+                    os.replace(self.root, target)
+                except OSError as error:  # a mount point, or a folder beside it that may not be written to
+                    raise RunDirectoryError(
+                        f"cannot move {self.root} aside: {error.strerror}; choose another --run DIR"
+                    ) from None
                 return target
         raise RunDirectoryError(f"cannot move {self.root} aside: too many older copies beside it")
 

@@ -1,0 +1,249 @@
+"""What every peer shares: its command line, the conversion cache, the clock, the memory meter and the one line of JSON.
+
+A peer is a module `peers/<name>.py`, run from this directory as `python -m peers.<name> --data FOLDER --work DIR ...`
+(as a module, so that `peers/ffcv.py` does not hide the package `ffcv`). It hands `run_peer` two functions:
+`convert(job, target)` writes the peer's own format once, and `batches(job, path)` yields image batches without end.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+TASK_PIXELS = {"rrc224": 224, "tiny64": 64}
+TINY_PAD_PIXELS = 4
+MIN_WARMUP_SECONDS = 2.0
+MIN_WARMUP_BATCHES = 4
+MIN_MEASURED_BATCHES = 4
+MEMORY_SAMPLE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement, as asked for on the command line."""
+
+    data: Path
+    """Folder with train/<class>/*.JPEG."""
+    work: Path
+    """Where converted data is kept between runs."""
+    task: str
+    """rrc224: random resized crop + flip; tiny64: flip + crop of the image padded by 4 pixels."""
+    output: str
+    """uint8: unnormalised; float32: normalised with ImageNet's mean and deviation."""
+    batch: int
+    workers: int
+    seconds: float
+    variant: str
+    convert_only: bool
+    """Stop after the conversion, so that a driver can do all conversions before the first measurement."""
+
+    @property
+    def pixels(self) -> int:
+        return TASK_PIXELS[self.task]
+
+    @property
+    def is_float(self) -> bool:
+        return self.output == "float32"
+
+
+Convert = Callable[[Job, Path], None]
+Batches = Callable[[Job, Path], Iterator[Any]]
+
+
+def train_files(folder: Path) -> tuple[list[str], list[int]]:
+    """Paths and labels, in a fixed order."""
+    names = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
+    found = [
+        (str(path), label)
+        for label, name in enumerate(names)
+        for path in sorted((folder / "train" / name).rglob("*.JPEG"))
+    ]
+    return [path for path, _ in found], [label for _, label in found]
+
+
+def source_jpeg_quality(folder: Path, default: int) -> int:
+    """The quality that make_photos.py chose, for peers that compress again; `default` for other folders."""
+    about = folder / "about.json"
+    return json.loads(about.read_text())["jpeg_quality"] if about.exists() else default
+
+
+def parse_job(variants: tuple[str, ...]) -> Job:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--task", choices=sorted(TASK_PIXELS), required=True)
+    parser.add_argument("--output", choices=["uint8", "float32"], required=True)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--variant", choices=variants, default=variants[0])
+    parser.add_argument("--convert-only", action="store_true")
+    return Job(**vars(parser.parse_args()))
+
+
+def converted(job: Job, convert: Convert, name: str) -> tuple[Path, float]:
+    """The converted data and the seconds its conversion took, now or in the run that made it."""
+    target = job.work / f"{name}-{job.task}"
+    receipt = target / "convert_seconds"
+    if not receipt.exists():
+        shutil.rmtree(target, ignore_errors=True)  # an interrupted conversion left no receipt
+        target.mkdir(parents=True)
+        started = time.perf_counter()
+        convert(job, target)
+        receipt.write_text(f"{time.perf_counter() - started:.2f}")
+        print(f"{name}: converted {job.task} in {receipt.read_text()} s", flush=True)
+    return target, float(receipt.read_text())
+
+
+def stored_files(path: Path, read_from_folder: bool) -> list[Path]:
+    if read_from_folder:
+        return [Path(name) for name in train_files(path)[0]]
+    others = ("convert_seconds", "val")  # the receipt, and the validation split that some formats bring along
+    return [file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(others)]
+
+
+def warm_page_cache(files: list[Path]) -> None:
+    buffer = memoryview(bytearray(1 << 22))
+    for file in files:
+        with open(file, "rb", buffering=0) as stream:
+            while stream.readinto(buffer):
+                pass
+
+
+def process_tree() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def tree_cpu_seconds() -> float:
+    total = 0.0
+    for process in process_tree():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue  # ended between the listing and the reading
+        total += times.user + times.system
+    return total
+
+
+def tree_memory_bytes() -> tuple[int, int]:
+    """(proportional set size, its part that is not a mapped file) of this process and its children."""
+    pss = unreclaimable = 0
+    for process in process_tree():
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:
+            continue  # ended between the listing and the reading
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        pss += kilobytes["Pss"] * 1024
+        unreclaimable += (kilobytes["Pss_Anon"] + kilobytes["Pss_Shmem"]) * 1024
+    return pss, unreclaimable
+
+
+def busy_cpu_seconds() -> float:
+    """CPU seconds that the whole machine has spent, other tenants' stolen time included."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def check_batch(job: Job, images: Any) -> str:
+    """Refuse a batch that is not what the task asks for; return its layout."""
+    shape, dtype = tuple(images.shape), str(images.dtype).removeprefix("torch.")
+    layouts = {(job.batch, 3, job.pixels, job.pixels): "NCHW", (job.batch, job.pixels, job.pixels, 3): "NHWC"}
+    if shape not in layouts or dtype != job.output:
+        raise SystemExit(f"batch is {dtype} {shape}, wanted {job.output} as one of {list(layouts)}")
+    low, high, mean = float(images.min()), float(images.max()), float(np.asarray(images[:8]).mean())
+    if job.is_float:
+        plausible = -2.2 < low < -1 and -1.5 < mean < 1.5 and 1 < high < 2.7
+    else:
+        plausible = low < 20 and 40 < mean < 220 and high > 235
+    if not plausible:
+        raise SystemExit(f"batch values run from {low} over a mean of {mean} to {high}: not {job.output} images")
+    if layouts[shape] == "NCHW" and getattr(images, "is_contiguous", None) and not images.is_contiguous():
+        return "NCHW, channels last"
+    return layouts[shape]
+
+
+def measure(job: Job, source: Iterator[Any]) -> dict[str, Any]:
+    """Images per second between two batch arrivals, after a warm-up, over whole rounds of the workers.
+
+    Workers deliver in turn and often in pairs, so a window that is not a multiple of them would gain or lose a batch.
+    Memory is read in the warm-up and after the window, never inside it: reading it stalls the processes it reads.
+    """
+    layout = check_batch(job, next(source))
+    memory = [tree_memory_bytes()]
+    warm_until = time.perf_counter() + MIN_WARMUP_SECONDS
+    next_sample, warm_batches = time.perf_counter() + MEMORY_SAMPLE_SECONDS, 1
+    while time.perf_counter() < warm_until or warm_batches < MIN_WARMUP_BATCHES:
+        next(source)
+        warm_batches += 1
+        if time.perf_counter() > next_sample:
+            memory.append(tree_memory_bytes())
+            next_sample = time.perf_counter() + MEMORY_SAMPLE_SECONDS
+    for _ in range(job.workers):
+        next(source)  # batches that were finished while memory was being read
+    images = batches = 0
+    cpu_before, busy_before, started = tree_cpu_seconds(), busy_cpu_seconds(), time.perf_counter()
+    while time.perf_counter() - started < job.seconds or batches < MIN_MEASURED_BATCHES or batches % job.workers:
+        images += len(next(source))
+        batches += 1
+    elapsed = time.perf_counter() - started
+    busy, cpu = busy_cpu_seconds() - busy_before, tree_cpu_seconds() - cpu_before
+    memory.append(tree_memory_bytes())
+    return {
+        "images_per_second": round(images / elapsed, 1),
+        "cpu_ms_per_image": round(cpu / images * 1e3, 4),
+        "foreign_cpu_share": round(max(0.0, busy - cpu) / (elapsed * os.cpu_count()), 3),
+        "measured_seconds": round(elapsed, 2),
+        "peak_rss_bytes": max(pss for pss, _ in memory),
+        "peak_unreclaimable_bytes": max(anonymous for _, anonymous in memory),
+        "memory_kind": "PSS of the process tree, sampled in the warm-up and after the window",
+        "layout": layout,
+    }
+
+
+def run_peer(
+    peer: str,
+    packages: tuple[str, ...],
+    batches: Batches,
+    convert: Convert | None = None,
+    variants: tuple[str, ...] = ("",),
+    folder_variants: tuple[str, ...] = (),
+) -> None:
+    """Convert once if needed, warm up, measure, print one line of JSON, and leave without waiting for the workers.
+
+    `folder_variants` are those of the variants that read the image folder and need no conversion.
+    """
+    job = parse_job(variants)
+    name = f"{peer}-{job.variant}" if job.variant else peer
+    from_folder = convert is None or job.variant in folder_variants
+    path, convert_seconds = (job.data, 0.0) if from_folder else converted(job, convert, name)
+    if job.convert_only:
+        return
+    files = stored_files(path, from_folder)
+    warm_page_cache(files)
+    result = measure(job, iter(batches(job, path)))
+    about = {
+        "peer": name,
+        "task": job.task,
+        "output": job.output,
+        "version": ", ".join(f"{package} {version(package)}" for package in packages),
+        "convert_seconds": convert_seconds,
+        "bytes_per_image": round(sum(file.stat().st_size for file in files) / len(train_files(job.data)[0])),
+    }
+    print(json.dumps(about | result), flush=True)
+    for process in process_tree()[1:]:
+        process.kill()  # our own workers; a loader without end has no clean end
+    os._exit(0)
