@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := gcc libjpeg62-turbo-dev fuse3
 
-.PHONY: demo test install lint unit system clean fuzz bench-loop
+.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote
 
 demo: install
 	$(BIN)/flatout demo
@@ -45,6 +45,16 @@ fuzz: install
 # Measured results go to benchmarks/results/, dated, with the command.
 bench-loop: install
 	$(BIN)/python benchmarks/loop_overhead.py
+
+# Peers live in their own environments under BENCH (several GB); a peer that does not install is listed as such.
+BENCH ?= /tmp/flatout-bench
+bench-loaders: install
+	bash benchmarks/loaders/setup_peers.sh $(BENCH)
+	$(BIN)/python benchmarks/loaders/run.py --dir $(BENCH)
+
+bench-remote: install
+	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
+	$(BIN)/python benchmarks/remote_training.py --photos $(BENCH)/data/photos
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
