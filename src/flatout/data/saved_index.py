@@ -6,6 +6,7 @@ fingerprint is then the old one.
 """
 
 import hashlib
+import io
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +18,20 @@ from numpy.typing import NDArray
 from flatout.data.budgets import cache_folder
 
 LEAST_FILES = 20_000  # below that listing takes a moment
+_DIGEST_BYTES = 32  # SHA-256 of the rest of the file: a damaged index is made again
 _RACY_NS = 2 * 10**9  # a folder changed this recently may change again within the clock's grain
 
 Index = dict[str, NDArray[Any]]
 
 
 def load_index(root: str) -> Index | None:
-    """The saved arrays, if they still describe the folder."""
-    with suppress(Exception), open(_path(root), "rb") as file, np.load(file, allow_pickle=False) as saved:
-        # zipfile raises many kinds for a damaged file, and whatever is wrong with it, the folder can be listed
-        index = {name: saved[name] for name in saved.files}
+    """The saved arrays, if they are whole and still describe the folder."""
+    with suppress(OSError):
+        data = _path(root).read_bytes()
+        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+            return None
+        with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as saved:
+            index = {name: saved[name] for name in saved.files}
         folders = unpack_names(index["folders"])
         if index["version"] == 1 and [_changed_ns(folder) for folder in folders] == index["changed_ns"].tolist():
             return index
@@ -42,9 +47,10 @@ def save_index(root: str, folders: list[str], index: Index, listed_ns: int) -> N
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            arrays: Index = {"version": np.array(1), "folders": pack_names(folders), "changed_ns": np.array(changed)}
-            np.savez(file, allow_pickle=False, **arrays, **index)
+        arrays: Index = {"version": np.array(1), "folders": pack_names(folders), "changed_ns": np.array(changed)}
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays, **index)
+        temporary.write_bytes(hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
         os.replace(temporary, path)
     except OSError:  # a full disk or one that may not be written: listed next time
         with suppress(OSError):
