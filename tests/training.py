@@ -31,7 +31,7 @@ CLASSES, SAMPLES_PER_CLASS, BATCH_SIZE, EPOCHS = 4, 39, 8, 2
 SAMPLES = CLASSES * SAMPLES_PER_CLASS
 STEPS_PER_EPOCH = batch_count(SAMPLES, BATCH_SIZE)  # 20: the last batch is a short one
 STEPS = EPOCHS * STEPS_PER_EPOCH
-DEADLINE_SECONDS = 600.0  # a hang, on a machine that others use too
+DEADLINE_SECONDS = 600.0  # a hang, even on a machine that is busy with other things
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -182,12 +182,14 @@ def forked(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
         process.close()
 
 
-def wait_until(condition: Callable[[], Any], what: str, deadline_seconds: float = DEADLINE_SECONDS) -> Any:
+def wait_until(
+    condition: Callable[[], Any], what: str, deadline_seconds: float = DEADLINE_SECONDS, pause_seconds: float = 0.005
+) -> Any:
     """The condition's first true value; polled, with a deadline."""
     deadline = time.monotonic() + deadline_seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {deadline_seconds:g} s in vain: {what}"
-        time.sleep(0.001)
+        time.sleep(pause_seconds)
     return value
 
 

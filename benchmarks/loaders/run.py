@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from itertools import product
@@ -168,23 +169,20 @@ def convert_all(peers: list[Peer], tasks: list[str], args: argparse.Namespace) -
     return failed
 
 
-def measure_round(number: int, entries: list[Entry], args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
-    """(results, failures) of one round, in an order of its own."""
-    results, failures = [], []
+def measure_round(number: int, entries: list[Entry], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A result or a failure (which has a reason) for each entry, in an order of this round's own."""
     shuffled = random.Random(number).sample(entries, len(entries))  # no peer always follows the same other
     for index, (peer, task, output) in enumerate(shuffled, 1):
         label = f"round {number}/{args.rounds} {index}/{len(entries)} {peer.name} {task} {output}"
         wait_for_quiet(args.wait_for_quiet)
         try:
-            result = measure_once(peer, task, output, args)
+            result = measure_once(peer, task, output, args) | {"round": number}
+            others = f"{result['foreign_cpu_share']:.0%} of the CPU taken by others"
+            print(f"{label}: {result['images_per_second']:,.0f} images/s, {others}", flush=True)
+            yield result
         except PeerFailed as error:
-            failures.append(failure(peer, task, output, f"round {number}: {error}"))
             print(f"{label}: FAILED, {error}", flush=True)
-            continue
-        results.append(result | {"round": number})
-        others = f"{result['foreign_cpu_share']:.0%} of the CPU taken by others"
-        print(f"{label}: {result['images_per_second']:,.0f} images/s, {others}", flush=True)
-    return results, failures
+            yield failure(peer, task, output, f"round {number}: {error}")
 
 
 def failure(peer: Peer, task: str, output: str, reason: str) -> dict[str, str]:
@@ -252,9 +250,11 @@ def main() -> None:
     }
     entries = [each for each in entries if (each[0].name, each[1]) not in unable]
     for number in range(1, args.rounds + 1):
-        results, failures = measure_round(number, entries, args)
-        run |= {"rounds": number, "results": run["results"] + results, "failures": run["failures"] + failures}
-        print(f"written: {write_results(run, args.results)}", flush=True)  # after each round: hours may be at stake
+        run["rounds"] = number
+        for outcome in measure_round(number, entries, args):
+            run["failures" if "reason" in outcome else "results"].append(outcome)
+            target = write_results(run, args.results)  # each time: a run takes an hour, and may be ended
+    print(f"written: {target}")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def kill_at_a_random_moment(folder: Path, step: int, share: float) -> None:
         save_for_ever(str(folder), step)
     names, times = [newest_name(folder)], [time.perf_counter()]
     for _ in range(2):
-        wait_until(lambda: newest_name(folder) > names[-1], "a checkpoint")
+        wait_until(lambda: newest_name(folder) > names[-1], "a checkpoint", pause_seconds=0.0005)
         names.append(newest_name(folder))
         times.append(time.perf_counter())
     moment = times[-1] + share * (times[-1] - times[-2])

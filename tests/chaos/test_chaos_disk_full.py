@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -157,19 +156,12 @@ def test_a_table_on_a_full_disk_keeps_whole_rows_only(disk: Disk) -> None:
     assert rows[-1]["text"] == "after"
 
 
-def test_a_tiny_shared_memory_is_a_cause_not_a_crash(work: Path, shapes: Path) -> None:
-    """In a mount namespace of its own: /dev/shm of 16 KiB."""
-    config = write_recipe(work / "tiny.yaml", shapes, data__workers=2, data__worker_kind="process")
-    script = f"mount -t tmpfs -o size=16k tmpfs /dev/shm || exit 99; exec flatout train {config}"
-    ended = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], cwd=work, capture_output=True, text=True, check=False, timeout=120,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )  # fmt: skip
-    if ended.returncode in (1, 99) and "flatout" not in ended.stderr:
-        pytest.skip(f"no mount namespace here: {ended.stderr.strip()}")
-    finished = Finished(ended.returncode, ended.stdout, ended.stderr)
-    assert finished.code == 2
-    assert "/dev/shm" in finished.last_line
-    assert "data.worker_kind=thread" in finished.last_line
-    command("runs", cwd=work)
-    assert "/dev/shm" in summary(work / "runs" / "tiny")["cause"]
+def test_a_run_directory_that_cannot_be_moved_aside_is_said(work: Path, shapes: Path, disk: Disk) -> None:
+    """--fresh on a mount point, which cannot be renamed."""
+    config = write_recipe(work / "tiny.yaml", shapes, train__max_steps=1)
+    assert command("train", config, "--run", disk.folder, cwd=work).code == 0
+    before = snapshot(disk.folder)
+    refused = command("train", config, "--run", disk.folder, "--fresh", cwd=work)
+    assert refused.code == 2
+    assert "cannot move" in refused.error_line
+    assert snapshot(disk.folder) == before

@@ -54,7 +54,7 @@ def inside_a_checkpoint(running: Command, run: Path) -> None:
     left = temporaries(run)  # by the kill before; removed when the command begins
     if left:
         wait_until(lambda: temporaries(run) != left or not running.running, "what was left to be removed")
-    wait_until(lambda: temporaries(run) or not running.running, "a checkpoint being written")
+    wait_until(lambda: temporaries(run) or not running.running, "a checkpoint being written", pause_seconds=0.0005)
 
 
 def while_starting(running: Command, run: Path) -> None:

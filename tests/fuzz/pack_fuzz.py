@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import mmap
+import os
 import random
 import resource
 import struct
@@ -415,6 +416,7 @@ def main() -> int:
     )
     for finding in result.findings[:50]:
         print(finding)
+    os.unlink(file.name)  # the process has survived its input
     return 1 if result.findings else 0
 
 

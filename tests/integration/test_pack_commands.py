@@ -138,10 +138,8 @@ import os, signal
 import flatout.app.pack_data as app
 from flatout.data import pack_writer
 from flatout.data.pack_writer import PackOptions
-small = PackOptions("original", 256, 90, {SHARD_BYTES})
-PackOptions.checked = classmethod(lambda cls, *words: small)
-app.PackOptions = lambda: small
-calls = 0
+small, calls, real_pack = PackOptions(shard_bytes={SHARD_BYTES}), 0, app._pack
+app._pack = lambda dataset, target, options, *rest: real_pack(dataset, target, small, *rest)
 def dying(real, last):
     def call(*arguments):
         global calls

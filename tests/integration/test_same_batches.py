@@ -328,6 +328,20 @@ def test_without_the_compiled_decoder(sources: Sources) -> None:
         assert found == sources.expected["clean" if source.startswith("clean") else "odd", view], (view, source)
 
 
+def test_a_sample_that_breaks_below_its_crop_is_left_out_of_every_epoch(tmp_path: Path) -> None:
+    """Some crops never reach the damage, and a decoder that stops below the crop would not notice it."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8))
+    broken = bytearray(saved(noise, quality=85))
+    at = int(0.8 * len(broken))
+    broken[at : at + 2] = b"\xff\xda"  # a second scan, where none may be
+    root = write_files(tmp_path / "data", odd_files(with_bad=False) | {"train/a/broken.jpg": bytes(broken)})
+    for options in ({}, {"cache": "memory"}, {"worker_kind": "process"}):
+        with make_loader(str(root), "train-224", 1, **options) as loader:
+            for epoch in range(8):
+                failures = [failure.name for batch in loader.epoch(epoch) for failure in batch.failures]
+                assert failures == ["train/a/broken.jpg"], (options, epoch)
+
+
 # --- a resized pack has pixels of its own ------------------------------------------------------------------------------
 
 
