@@ -19,9 +19,9 @@ install: $(STAMP)
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flatout/data/*.c src/flatout/data/native/*)
 	@$(MAKE) --no-print-directory system
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
 
 # Debian packages that the build or a test needs; skipped where they are there already, or where apt is not.

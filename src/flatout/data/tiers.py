@@ -35,8 +35,7 @@ def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
     if worker_kind == "process":
         return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)")
     needed = _decoded_bytes(recipe)
-    folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
-    memory, disk = memory_budget_bytes(), disk_budget_bytes(cache_folder()) + kept_bytes(folder)
+    memory = memory_budget_bytes()
     if wanted == "memory" or (wanted == "auto" and needed <= memory):
         capacity = min(needed, memory)
         fits = "all" if capacity == needed else f"{100 * capacity / needed:.0f} % of the"
@@ -44,6 +43,8 @@ def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
             SampleCache(memory_arena(rows, capacity)),
             f"cache: {fits} decoded samples in memory ({format_bytes(capacity)})",
         )
+    folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
+    disk = disk_budget_bytes(cache_folder()) + kept_bytes(folder)
     if wanted == "disk" or (wanted == "auto" and needed <= disk):
         try:
             return Chosen(
