@@ -142,6 +142,7 @@ class _Session:
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
         self._failed_saves = 0
+        self._stage_full_said = False
         self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool) -> None:
@@ -241,6 +242,7 @@ class _Session:
                 self._show(job, record)
             else:
                 self._records.epoch(record)
+                self._say_once_if_stage_is_full()
                 self._summarise("running", None, job)
                 self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
         if self._failed_saves:
@@ -248,6 +250,12 @@ class _Session:
                 f"the checkpoint of step {job.progress.step}, where training ended, could not be written; "
                 "free some space, then the same command resumes from the one before"
             )
+
+    def _say_once_if_stage_is_full(self) -> None:
+        log = self._loader.log if self._loader is not None else None
+        if log is not None and log.full is not None and not self._stage_full_said:
+            self._stage_full_said = True
+            self._say(f"stage: full ({log.full}); what is not there yet is read from the store every epoch")
 
     def _records_failures(self) -> None:
         for split, loader in (("train", self._loader), ("val", self._val_loader)):
