@@ -59,7 +59,6 @@ def test_too_little_of_it_is_a_cause_not_a_crash(work: Path, shapes: Path, names
     assert namespace.shared_memory() == []
 
 
-@pytest.mark.xfail(reason="data/process_pool.py unlinks a worker's buffer only after the worker was started")
 @pytest.mark.parametrize("namespace", ["64m"], indirect=True)
 def test_a_kill_while_workers_start_leaves_nothing_in_it(work: Path, shapes: Path, namespace: Namespace) -> None:
     config = write_recipe(work / "tiny.yaml", shapes, data__workers=4, data__worker_kind="process")

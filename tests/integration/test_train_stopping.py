@@ -83,7 +83,6 @@ def test_a_limit_reached_at_the_last_step_still_ends_completed_on_resume(work: P
     assert len(trained(run)) == 1
 
 
-@pytest.mark.xfail(reason="timeline/recorder.py counts from the start of the process, also for a library call")
 def test_a_run_in_a_process_that_is_older_counts_its_own_time_only(work: Path, shapes: Path) -> None:
     """In a notebook, the hours before flatout.train are not the run's: stop.max_seconds and the cost go by its time."""
     began = time.monotonic()

@@ -31,7 +31,7 @@ def run_demo(run: Path, quiet: bool) -> Run:
     if not (data / ".complete").exists():
         make_shapes_dataset(data, CLASSES, SAMPLES_PER_CLASS, SIZE, None, 0, quiet)
         (data / ".complete").touch()
-    return train_run(RECIPE, {"data.path": str(data)}, run, fresh=run.exists(), quiet=quiet)
+    return train_run(RECIPE, {"data.path": str(data)}, run, fresh=run.exists(), quiet=quiet, whole_process=True)
 
 
 def demo_data_folder() -> Path:

@@ -1,6 +1,7 @@
 """Train a recipe into a run directory; the same call again goes on where it stopped."""
 
 import errno
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -69,8 +70,13 @@ def train_run(
     warm_start: str | Path | None = None,
     accept_changed_data: bool = False,
     quiet: bool = True,
+    whole_process: bool = False,
 ) -> Run:
-    """Train and return the run. Raises a FlatoutError with the cause if it does not complete."""
+    """Train and return the run. Raises a FlatoutError with the cause if it does not complete.
+
+    `whole_process` counts the time of the process from its start, as the command line does.
+    """
+    started = None if whole_process else time.perf_counter()
     config = load_config(source, overrides).config
     directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
     with ExitStack() as stack:
@@ -85,7 +91,7 @@ def train_run(
         signals = stack.enter_context(Signals())
         session = _Session(setup, learner, directory, display, signals)
         stack.callback(session.close)
-        session.run(warm_start, accept_changed_data)
+        session.run(warm_start, accept_changed_data, started)
     return read_run(directory.root)
 
 
@@ -145,7 +151,7 @@ class _Session:
         self._stage_full_said = False
         self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
-    def run(self, warm_start: str | Path | None, accept_changed_data: bool) -> None:
+    def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
         resumed = find_resume_point(self._directory, config)
         accepted = check_compatible(resumed, config, setup.dataset, accept_changed_data)
@@ -155,7 +161,7 @@ class _Session:
             return
         restored = _restore(self._learner, resumed, warm_start)
         _require_space(self._directory, self._learner)
-        self._recorder.open()  # the first file: whatever a user can get wrong was refused above
+        self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
         write_text(self._directory.config, dump_config(config))

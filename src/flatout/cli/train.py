@@ -37,7 +37,7 @@ def train(
     from flatout.app.train_run import train_run
 
     overrides = parse_assignments(assignments or [])
-    finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, quiet=as_json)
+    finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, as_json, whole_process=True)
     if as_json:
         print_json(finished.summary)
     else:

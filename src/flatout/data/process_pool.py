@@ -41,8 +41,9 @@ class _Worker:
     def __init__(self, recipe: Recipe, buffer_bytes: int) -> None:
         self.tasks: deque[tuple[Key, int]] = deque()
         self.received = 0
-        fd, path = tempfile.mkstemp(prefix="flatout-", dir=_shared_folder())
-        try:
+        # a file without a name: the mapping keeps it alive, and nothing is left behind after a kill -9
+        with tempfile.TemporaryFile(dir=_shared_folder(), buffering=0) as file:
+            fd = file.fileno()
             _allocate(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
             self.memory = mmap.mmap(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
             self.memory[:8] = _NO_SAMPLE  # a worker that dies while starting must not be blamed on sample 0
@@ -55,9 +56,6 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C is for the trainer, which then closes its workers
             )
             theirs.close()
-        finally:
-            os.close(fd)
-            os.unlink(path)  # the mapping keeps it alive; nothing is left behind after a kill -9
         self.connection = Connection(ours.detach())
         self.connection.send(recipe)
 

@@ -61,9 +61,11 @@ class Recorder:
         self._mark = self._origin
         self._flushed = self._origin
 
-    def open(self) -> "Recorder":
-        """Start the ledger at the start of the process, so that interpreter and imports are counted as startup."""
-        age_seconds = max(0.0, time.time() - psutil.Process().create_time())
+    def open(self, started: float | None = None) -> "Recorder":
+        """Start the ledger at the start of the process, so that interpreter and imports are counted as startup; or at
+        `started` (of time.perf_counter) where the process did other things before."""
+        age_seconds = time.time() - psutil.Process().create_time() if started is None else time.perf_counter() - started
+        age_seconds = max(0.0, age_seconds)
         self._origin = self._mark = time.perf_counter() - age_seconds
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def own_workers() -> list[psutil.Process]:
 
 
 def shared_mappings() -> list[str]:
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/flatout-" in line]
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line]
 
 
 @pytest.fixture
