@@ -232,6 +232,7 @@ def write_results(run: dict[str, Any], folder: Path) -> Path:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a stopped run ends its peer too
     args = parse_arguments()
     prepare_data(args.dir, args.photos, args.tar)
     peers = [peer for peer in PEERS if not args.only or peer.name in args.only]
