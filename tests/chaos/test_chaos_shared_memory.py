@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training import DEADLINE_SECONDS, Finished, command, summary, wait_until, write_recipe
+from training import DEADLINE_SECONDS, Finished, command, row_count, summary, wait_until, write_recipe
 
 
 class Namespace:
@@ -27,6 +27,11 @@ class Namespace:
 
     def shared_memory(self) -> list[str]:
         return os.listdir(f"/proc/{self._holder.pid}/root/dev/shm")
+
+    def used_bytes(self) -> int:
+        """By files with and without a name."""
+        found = os.statvfs(f"/proc/{self._holder.pid}/root/dev/shm")
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 @pytest.fixture
@@ -56,19 +61,23 @@ def test_too_little_of_it_is_a_cause_not_a_crash(work: Path, shapes: Path, names
     command("runs", cwd=work)
     assert summary(run)["status"] == "failed"
     assert "/dev/shm" in summary(run)["cause"]
-    assert namespace.shared_memory() == []
+    assert namespace.used_bytes() == 0
 
 
+@pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("namespace", ["64m"], indirect=True)
-def test_a_kill_while_workers_start_leaves_nothing_in_it(work: Path, shapes: Path, namespace: Namespace) -> None:
+def test_a_kill_gives_all_of_it_back(work: Path, shapes: Path, namespace: Namespace, steps: int) -> None:
+    """While the workers start, which is when the first buffer is there, and while they work."""
     config = write_recipe(work / "tiny.yaml", shapes, data__workers=4, data__worker_kind="process")
     run = work / "runs" / "tiny"
     with namespace.start("train", config, "--run", run) as running:
         wait_until(
-            lambda: namespace.shared_memory() or (run / "summary.json").exists() or running.poll() is not None,
+            lambda: (namespace.used_bytes() and row_count(run) >= steps) or running.poll() is not None,
             "a worker's buffer",
             pause_seconds=0.0005,
         )
+        assert namespace.used_bytes() > 0
         running.send_signal(signal.SIGKILL)
         running.communicate(timeout=DEADLINE_SECONDS)
-    wait_until(lambda: not namespace.shared_memory(), "shared memory to be given back", 10)
+    wait_until(lambda: namespace.used_bytes() == 0, "shared memory to be given back", 60)
+    assert namespace.shared_memory() == []
