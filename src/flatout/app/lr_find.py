@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flatout.app.display import Display
-from flatout.app.train_run import folder_name, prepare_setup, set_threads
+from flatout.app.train_run import folder_name, prepare_cpu, prepare_setup
 from flatout.config.loading import load_config
 from flatout.data.loader import choose_workers, open_loader
 from flatout.engine.learner import build_learner
@@ -35,7 +35,7 @@ def find_learning_rate(
     config = setup.config
     folder = out or Path("runs") / f"{folder_name(config.name)}-lr-find"
     random_state = torch.get_rng_state()
-    set_threads(config)
+    prepare_cpu(config)
     workers = choose_workers(config.data.workers, setup.device.kind)
     points = []
     try:

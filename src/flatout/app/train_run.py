@@ -25,7 +25,7 @@ from flatout.data.loader import Loader, choose_workers, open_loader
 from flatout.data.prepare import Recipe
 from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
-from flatout.engine.devices import Device, choose_device
+from flatout.engine.devices import Device, choose_device, keep_freed_memory
 from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
@@ -329,13 +329,14 @@ class _Session:
             log.write(text + "\n")
 
 
-def set_threads(config: Config) -> None:
+def prepare_cpu(config: Config) -> None:
+    keep_freed_memory()
     torch.set_num_threads(usable_cores() if config.threads == "auto" else config.threads)
 
 
 def _new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
     """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here."""
-    set_threads(setup.config)
+    prepare_cpu(setup.config)
     learner = build_learner(setup.task, setup.config, setup.device)
     if warm_start is not None:
         _start_warm(learner, warm_start)
