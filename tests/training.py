@@ -241,12 +241,23 @@ def expected_ledger(
 
 
 def assert_ledger(run: Path, **sizes: int) -> None:
-    """Every sample exactly once per epoch, in the order of the pure functions."""
+    """Every sample exactly once per epoch, in the order of the pure functions; and every second has an owner."""
     assert [row[:5] for row in trained(run)] == expected_ledger(**sizes)
+    assert_adds_up(run)
+
+
+def assert_adds_up(run: Path) -> None:
+    time_of_run = summary(run)["time"]
+    wall, parts = time_of_run["wall_seconds"], time_of_run["parts"]
+    assert abs(sum(parts.values()) - wall) <= 1e-3 * wall, parts
+    assert all(seconds >= 0 for seconds in parts.values()), parts
+    if wall >= 30:
+        assert parts["unattributed"] < 0.02 * wall, parts
 
 
 def assert_same_training(run: Path, reference: Path) -> None:
     """Completed, and equal to the bit: weights, optimizer and random state, losses, validation figures."""
+    assert_adds_up(run)
     ended, wanted = summary(run), summary(reference)
     assert (ended["status"], ended["cause"]) == ("completed", None)
     assert trained(run) == trained(reference)

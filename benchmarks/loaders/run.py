@@ -66,6 +66,7 @@ PEERS = (
     Peer("gather", "torch", "gather", "ready-made", converts=True),
     Peer("flatout-folder", "", "flatout", "flatout jpeg", "folder"),
     Peer("flatout-pack", "", "flatout", "flatout jpeg", "pack", converts=True),
+    Peer("flatout-fallback", "", "flatout", "flatout jpeg", "fallback"),
     Peer("flatout-cache", "", "flatout", "flatout decoded", "cache"),
     Peer("flatout-pack-decoded", "", "flatout", "flatout decoded", "pack-decoded", converts=True),
 )

@@ -1,6 +1,8 @@
-"""flatout's own loader: a folder, a pack of the original bytes, a pack of decoded pixels, a cache of decoded samples."""
+"""flatout's own loader: a folder, a pack of the original bytes, a pack of decoded pixels, a cache of decoded samples, and
+the folder without the compiled decoder, as on a machine that has no compiler."""
 
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +10,9 @@ from pathlib import Path
 
 import torch
 from contract import Job, run_peer
+
+if "fallback" in sys.argv:
+    os.environ["FLATOUT_NATIVE"] = "0"  # read when flatout is imported
 
 import flatout
 from flatout.data.decode import native
@@ -24,7 +29,7 @@ def convert(job: Job, target: Path) -> None:
 
 
 def batches(job: Job, path: Path) -> Iterator[torch.Tensor]:
-    if native is None:
+    if (native is None) != (job.variant == "fallback"):
         raise SystemExit("flatout's compiled decoder is missing, so this would measure Pillow; run make install")
     cache = "memory" if job.variant == "cache" else "off"
     view = VIEWS[job.task]
@@ -42,6 +47,6 @@ def batches(job: Job, path: Path) -> Iterator[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    folder_variants = ("folder", "cache")
+    folder_variants = ("folder", "cache", "fallback")
     variants = (*folder_variants, *PACK_MODES)
     run_peer("flatout", ("flatout",), batches, convert, variants, folder_variants)

@@ -23,7 +23,7 @@ from flatout.runs.directory import (
     read_table,
     write_json,
 )
-from flatout.runs.summary import accuracy, add_parts, throughput
+from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
 from flatout.timeline import Recorder
 from flatout.timeline.merge import read_attempts
 
@@ -104,7 +104,9 @@ class RunRecords:
             "time": {"wall_seconds": wall_seconds, "parts": parts},
             "data": self._data(stages),
             "device_use": {
-                "busy_fraction": None,
+                "busy_fraction": busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
+                if recorder.device_clock is None
+                else busy_fraction(recorder.device_seconds, recorder.wall_seconds()),
                 "utilization_mean": None,
                 "memory_peak_bytes": self._device.memory_peak_bytes(),
                 "power_watts_mean": None,
@@ -132,6 +134,7 @@ class RunRecords:
             "fetch_seconds": stages.fetch,
             "decode_seconds": stages.decode,
             "augment_seconds": stages.augment,
+            "collate_seconds": stages.collate,
             "cache_hits": stages.cache_hits,
             "cache_misses": stages.cache_misses,
         }

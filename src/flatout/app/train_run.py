@@ -25,6 +25,7 @@ from flatout.data.loader import Loader, choose_workers, open_loader
 from flatout.data.prepare import Recipe
 from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
+from flatout.engine.device_clock import CudaClock
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
 from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
@@ -145,6 +146,8 @@ class _Session:
         self._signals = signals
         self._records = RunRecords(directory, setup.config, setup.dataset, setup.device)
         self._recorder = Recorder(directory.spans / "rank0.jsonl", self._records.attempt)
+        if setup.device.kind == "cuda":
+            self._recorder.device_clock = CudaClock()
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
         self._failed_saves = 0
@@ -195,11 +198,9 @@ class _Session:
             if cause is None or cause is error:
                 raise
             raise cause from None
-        digest = state_digest(learner.tensors())
-        if job.stopped is None:
-            self._summarise("completed", None, job, digest)
-            return
-        self._summarise("stopped", job.stopped, job, digest)
+        with self._recorder.span("other"):
+            digest = state_digest(learner.tensors())
+            self._summarise("completed" if job.stopped is None else "stopped", job.stopped, job, digest)
         if self._signals.received is not None:
             raise Interrupted(f"stopped by {job.stopped}")
 
@@ -221,7 +222,9 @@ class _Session:
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
         workers = choose_workers(config.data.workers, setup.device.kind)
-        self._loader = open_loader(setup.recipe, config.data, workers, device_kind=setup.device.kind)
+        self._loader = open_loader(
+            setup.recipe, config.data, workers, device_kind=setup.device.kind, recorder=self._recorder
+        )
         if setup.val_recipe is not None:
             self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind)
         self._say(

@@ -20,6 +20,7 @@ class StageSeconds:
     fetch: float = 0.0
     decode: float = 0.0
     augment: float = 0.0
+    collate: float = 0.0
     bytes_read: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -27,6 +28,16 @@ class StageSeconds:
     def add(self, other: "StageSeconds") -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A stretch of time a worker spent on one batch, by time.perf_counter, for the lanes of the timeline."""
+
+    worker: str
+    stage: str
+    start: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Prepared:
     mix: Mix | None
     failures: list[Failure]
     stages: StageSeconds
+    work: list[Work] = field(default_factory=list)
     pinned: "torch.Tensor | None" = None  # the images again, where the device copies from without a detour
 
 

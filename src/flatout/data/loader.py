@@ -21,6 +21,7 @@ from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
 from flatout.data.tiers import choose_cache
 from flatout.errors import DataError, StorageError, TooManyQuarantined
+from flatout.timeline import Recorder
 
 FETCHERS = 4  # batches of remote samples under way at once
 
@@ -36,6 +37,7 @@ class Loader:
         deadline_seconds: float,
         max_quarantine_share: float,
         look_ahead: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
         self.log: SampleLog | None = None
@@ -50,6 +52,7 @@ class Loader:
         self._deadline_seconds = deadline_seconds
         self._max_quarantine_share = max_quarantine_share
         self._look_ahead = look_ahead
+        self._recorder = recorder
         self._pending: deque[Key] = deque()
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -61,6 +64,8 @@ class Loader:
             self._pending.clear()
         self._submit_ahead((epoch, start))
         for index in range(start, self.batches_per_epoch):
+            if self._recorder is not None:
+                self._recorder.value("queue", "depth", self._pool.ready())
             prepared = self._pool.wait((epoch, index), self._deadline_seconds)
             self._pending.popleft()
             if self._look_ahead or index + 1 < self.batches_per_epoch:
@@ -89,6 +94,9 @@ class Loader:
 
     def _checked(self, prepared: Prepared) -> Batch:
         self.stages.add(prepared.stages)
+        if self._recorder is not None:
+            for work in prepared.work:
+                self._recorder.lane(work.worker, work.stage, work.start, work.seconds)
         self.quarantine.update((failure.sample_id, failure) for failure in prepared.failures)
         if len(self.quarantine) > self._max_quarantine_share * self.samples:
             last = next(reversed(self.quarantine.values()))
@@ -125,7 +133,12 @@ def _pinned(images: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def open_loader(
-    recipe: Recipe, config: DataConfig, workers: int, look_ahead: bool = True, device_kind: str = "cpu"
+    recipe: Recipe,
+    config: DataConfig,
+    workers: int,
+    look_ahead: bool = True,
+    device_kind: str = "cpu",
+    recorder: Recorder | None = None,
 ) -> Loader:
     """A loader with the workers the configuration asks for, and the stage and cache that fit."""
     kind = choose_kind(config.worker_kind, workers)
@@ -146,7 +159,9 @@ def open_loader(
         pool = ProcessPool(recipe, workers)
     auto_prefetch = 2 * workers + fetchers
     prefetch = 1 if kind == "inline" else auto_prefetch if config.prefetch == "auto" else config.prefetch
-    loader = Loader(recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead)
+    loader = Loader(
+        recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead, recorder
+    )
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
     loader.log, loader.cache = log, cache.store
     return loader

@@ -25,6 +25,10 @@ class Pool(Protocol):
 
     def wait(self, key: Key, deadline_seconds: float) -> Prepared: ...
 
+    def ready(self) -> int:
+        """How many batches are prepared and not waited for yet."""
+        ...
+
     def forget(self) -> None:
         """Drop every batch that was submitted and not waited for."""
         ...
@@ -68,6 +72,9 @@ class InlinePool:
     def submit(self, key: Key) -> None:
         pass
 
+    def ready(self) -> int:
+        return 0
+
     def wait(self, key: Key, deadline_seconds: float) -> Prepared:
         return prepare(self._recipe, *key, self._buffers.take(self._recipe.shape(key[0])), self._cache)
 
@@ -102,16 +109,17 @@ class ThreadPool:
         self._ready = threading.Condition()
         self._round = 0  # raised by forget(); work of an older round is dropped
         self._split = fetchers > 0
-        jobs = [(self._fetch, "fetcher")] * fetchers + [(self._assemble, "worker")] * workers
-        self._threads = [
-            threading.Thread(target=job, name=f"flatout-{name}-{number}", daemon=True)
-            for number, (job, name) in enumerate(jobs)
-        ]
+        jobs = [(self._fetch, f"flatout-fetcher {number}") for number in range(fetchers)]
+        jobs += [(self._assemble, f"flatout-worker {number}") for number in range(workers)]
+        self._threads = [threading.Thread(target=job, name=name, daemon=True) for job, name in jobs]
         for thread in self._threads:
             thread.start()
 
     def submit(self, key: Key) -> None:
         (self._to_fetch if self._split else self._to_assemble).put(_Task(key, self._round))
+
+    def ready(self) -> int:
+        return len(self._done)
 
     def wait(self, key: Key, deadline_seconds: float) -> Prepared:
         with self._ready:

@@ -1,15 +1,16 @@
 """The pure function at the heart of flatout: (dataset, view, seed, epoch, index) -> batch. No torch in here,
 so that a worker process starts in a fraction of a second."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batch import Failure, Prepared, StageSeconds
+from flatout.data.batch import Failure, Prepared, StageSeconds, Work
 from flatout.data.dataset import Split
 from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.draws import Draws, Mix, draw, draw_mix
@@ -67,6 +68,7 @@ class Fetched:
     sources: Sequence[Source | StorageError]
     shapes: NDArray[np.int32] | None
     stages: StageSeconds
+    work: list[Work] = field(default_factory=list)
 
 
 def prepare(
@@ -83,16 +85,33 @@ def prepare(
 
 def fetch(recipe: Recipe, epoch: int, index: int, cache: SampleCache | None = None) -> Fetched:
     """The bytes of a batch's samples. A store that fails is not a bad sample: the error is raised."""
-    stages, ids = StageSeconds(), recipe.ids(epoch, index)
+    started, stages = time.perf_counter(), StageSeconds()
+    ids = recipe.ids(epoch, index)
     if cache is not None:
-        return Fetched(epoch, index, ids, *cache.fetch(recipe.split, ids, stages), stages)
-    started = time.perf_counter()
-    sources = recipe.split.locate(ids)
-    for source in sources:
-        if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
-            raise source
-    stages.fetch = time.perf_counter() - started
-    return Fetched(epoch, index, ids, sources, recipe.split.shapes(ids), stages)
+        fetched = Fetched(epoch, index, ids, *cache.fetch(recipe.split, ids, stages), stages)
+    else:
+        sources = recipe.split.locate(ids)
+        for source in sources:
+            if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
+                raise source
+        stages.fetch = time.perf_counter() - started
+        fetched = Fetched(epoch, index, ids, sources, recipe.split.shapes(ids), stages)
+    fetched.work += _stretches(started, StageSeconds(), stages)
+    return fetched
+
+
+def _stretches(started: float, before: StageSeconds, stages: StageSeconds) -> list[Work]:
+    """Each stage of a batch as one stretch: in truth they alternate, sample by sample. The rest is collate."""
+    worker, cursor = threading.current_thread().name.removeprefix("flatout-"), started
+    work = []
+    for stage in ("fetch", "decode", "augment"):
+        seconds = getattr(stages, stage) - getattr(before, stage)
+        if seconds > 0:
+            work.append(Work(worker, stage, cursor, seconds))
+            cursor += seconds
+    rest = max(0.0, time.perf_counter() - cursor)
+    stages.collate += rest
+    return [*work, Work(worker, "collate", cursor, rest)]
 
 
 def assemble(
@@ -103,6 +122,7 @@ def assemble(
     `watch` is told each sample id before it is decoded, one by one in Python, so that a crash can be blamed on the
     right one; without it the compiled decoder takes the whole batch in one call.
     """
+    started, before = time.perf_counter(), replace(fetched.stages)
     ids, sources, shapes, stages = fetched.ids, fetched.sources, fetched.shapes, fetched.stages
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
@@ -125,7 +145,9 @@ def assemble(
             failures[slot] = str(error)
     if watch is not None:
         watch(-1)
-    return _finished(recipe, fetched, images, drawn, failures)
+    prepared = _finished(recipe, fetched, images, drawn, failures)
+    prepared.work = [*fetched.work, *_stretches(started, before, stages)]
+    return prepared
 
 
 def _load_compiled(

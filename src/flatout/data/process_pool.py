@@ -89,6 +89,12 @@ class ProcessPool:
         self._waiting.append((key, self._round))
         self._dispatch()
 
+    def ready(self) -> int:
+        for worker in list(self._workers):
+            if worker.connection.poll():
+                self._receive(worker)
+        return len(self._done)
+
     def wait(self, key: Key, deadline_seconds: float) -> Prepared:
         deadline = time.monotonic() + deadline_seconds
         while key not in self._done:
@@ -137,6 +143,7 @@ class ProcessPool:
             offset = _HEADER_BYTES + worker.received % _SLOTS * self._buffer_bytes
             images.reshape(-1)[:] = np.frombuffer(worker.memory, np.uint8, images.size, offset)
             message.images = images
+            message.work = [replace(each, worker=f"worker {worker.process.pid}") for each in message.work]
         worker.received += 1
         with suppress(OSError):
             worker.connection.send("go")

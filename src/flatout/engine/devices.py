@@ -21,6 +21,13 @@ class Device:
         """Whether reading a value makes the host wait for work that was only queued."""
         return self.kind in ("cuda", "mps")
 
+    def wait(self) -> None:
+        """Until everything that was queued is done."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.torch)
+        elif self.kind == "mps":
+            torch.mps.synchronize()
+
     def memory_peak_bytes(self) -> int | None:
         """Most memory the tensors took, or None where the device does not say."""
         return torch.cuda.max_memory_allocated(self.torch) if self.kind == "cuda" else None

@@ -156,8 +156,11 @@ def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> S
         with span("backward"):
             learner.precision.backward(loss)
             total_loss += loss.detach()
+    loss_value = None
+    if reads_loss:
+        with job.recorder.device_wait():
+            loss_value = total_loss.item()
     with span("optimizer"):
-        loss_value = total_loss.item() if reads_loss else None  # waits for the device
         _verify(job, batch, loss_value)
         learner.precision.step(
             learner.optimizer, learner.model.parameters(), job.config.train.clip_norm, check_finite=reads_loss
@@ -214,6 +217,8 @@ def _advance(progress: Progress, count: int, loss: float | None) -> None:
 def _end_epoch(job: Job) -> Iterator[Record]:
     """Validate, record, decide whether to go on, save."""
     config, progress = job.config, job.progress
+    with job.recorder.device_wait():  # else what is still queued would be counted as validation
+        job.learner.device.wait()
     finished = progress.epoch + 1
     whole = progress.batch_index >= job.source.batches_per_epoch
     last = _steps_done(progress, config) or (whole and finished >= config.train.epochs)

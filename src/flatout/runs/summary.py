@@ -57,3 +57,9 @@ def add_parts(attempts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, seconds in parts.items():
             total[name] = total.get(name, 0.0) + seconds
     return total
+
+
+def busy_fraction(seconds: Mapping[str, float], wall_seconds: float) -> float | None:
+    """Share of the wall clock in which the device computed for training steps."""
+    busy = sum(seconds.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
+    return busy / wall_seconds if wall_seconds > 0 and busy > 0 else None

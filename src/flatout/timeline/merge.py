@@ -39,7 +39,7 @@ def read_attempts(path: Path) -> list[Attempt]:
             if "attempt" in row:
                 finish()
                 number, started, end, parts = row["attempt"], row["started_unix"], 0.0, {}
-            else:
+            elif "lane" not in row:
                 parts[row["name"]] = parts.get(row["name"], 0.0) + row["own"]
                 end = max(end, row["start"] + row["seconds"])
     finish()

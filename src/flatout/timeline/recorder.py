@@ -2,14 +2,18 @@
 
 `with recorder.span("forward"):` owns the time until it ends, less what inner spans own. What no span owns is
 `unattributed`. Each finished span is a line of the rank's JSONL file, so a killed run keeps its ledger.
+
+What others do meanwhile (loader workers, the network, the device) goes to lanes beside it, and adds up to nothing.
 """
 
 import json
 import os
 import time
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import psutil
 
@@ -18,6 +22,9 @@ PARTS = (
     "other", "unattributed",
 )  # fmt: skip
 _FLUSH_SECONDS = 1.0
+_DETAILED_LINES = 100_000  # of an attempt; after them, short spans of the same name are one line for each flush
+_SHORT_SECONDS = 0.1
+_ON_DEVICE = frozenset({"copy", "forward", "backward", "optimizer"})
 
 
 def _ends_in_a_torn_line(path: Path) -> bool:
@@ -26,6 +33,18 @@ def _ends_in_a_torn_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
+
+
+class DeviceClock(Protocol):
+    """Times what was queued on a device that works while the host goes on."""
+
+    def mark(self, name: str) -> None:
+        """The work queued since the last mark is `name`."""
+        ...
+
+    def shares(self) -> Mapping[str, float]:
+        """Device seconds of each name since the last call, `idle` among them; the device has nothing left to do."""
+        ...
 
 
 class Span:
@@ -52,7 +71,9 @@ class Recorder:
         self._path = path
         self._attempt = attempt
         self._file: IO[str] | None = None
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque()  # appended to by any thread
+        self._written = 0
+        self._short: dict[str, tuple[int, float, float, float]] = {}  # count, start, seconds, own
         self._spans: dict[str, Span] = {}
         self._stack: list[tuple[str, float]] = []
         self._totals = dict.fromkeys(PARTS, 0.0)
@@ -60,6 +81,8 @@ class Recorder:
         self._origin = time.perf_counter()
         self._mark = self._origin
         self._flushed = self._origin
+        self.device_clock: DeviceClock | None = None
+        self.device_seconds: dict[str, float] = {}
 
     def open(self, started: float | None = None) -> "Recorder":
         """Start the ledger at the start of the process, so that interpreter and imports are counted as startup; or at
@@ -90,6 +113,22 @@ class Recorder:
             self._spans[name] = Span(self, name)
         return self._spans[name]
 
+    def device_wait(self) -> Span:
+        """For reading a value the device still works on: the wait is shared out over the work it did."""
+        return self.span("optimizer" if self.device_clock is None else "device_wait")
+
+    def lane(self, lane: str, name: str, start: float, seconds: float) -> None:
+        """Work done in parallel from `start` (of time.perf_counter) on. Any thread may call it."""
+        self._lines.append(
+            f'{{"lane":"{lane}","name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
+            f'"seconds":{seconds:.6f}}}\n'
+        )
+
+    def value(self, lane: str, name: str, value: float) -> None:
+        """A reading of now, such as the depth of a queue."""
+        now = time.perf_counter() - self._origin
+        self._lines.append(f'{{"lane":"{lane}","name":"{name}","start":{now:.6f},"value":{value:g}}}\n')
+
     def wall_seconds(self) -> float:
         return time.perf_counter() - self._origin
 
@@ -112,6 +151,8 @@ class Recorder:
         self._mark = now
 
     def _enter(self, name: str) -> None:
+        if name == "copy" and self.device_clock is not None:
+            self.device_clock.mark("idle")
         now = time.perf_counter()
         self._charge(now)
         self._stack.append((name, now))
@@ -124,16 +165,51 @@ class Recorder:
         seconds = now - start
         own = seconds - self._inner.pop()
         self._inner[-1] += seconds
-        self._lines.append(
-            f'{{"name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
-            f'"seconds":{seconds:.6f},"own":{own:.6f}}}\n'
-        )
+        if name == "device_wait":
+            self._split_wait(start, own)
+        else:
+            self._note(name, start, seconds, own)
+            if self.device_clock is not None and name in _ON_DEVICE:
+                self.device_clock.mark(name)
         if now - self._flushed > _FLUSH_SECONDS:
             self._write()
             self._flushed = now
 
+    def _split_wait(self, start: float, seconds: float) -> None:
+        assert self.device_clock is not None
+        shares = self.device_clock.shares()
+        for name, device_seconds in shares.items():
+            self.device_seconds[name] = self.device_seconds.get(name, 0.0) + device_seconds
+        busy = {name: value for name, value in shares.items() if name != "idle"} or {"optimizer": 1.0}
+        total = sum(busy.values()) or 1.0
+        self._totals["device_wait"] -= seconds
+        for name, device_seconds in busy.items():
+            part = seconds * device_seconds / total
+            self._totals[name] += part
+            self._note(name, start, part, part)
+            start += part
+
+    def _note(self, name: str, start: float, seconds: float, own: float) -> None:
+        """A line for each span; in a long run, one line a second for the short spans of a name."""
+        if self._written < _DETAILED_LINES or seconds >= _SHORT_SECONDS:
+            self._lines.append(self._line(name, start, seconds, own))
+            return
+        count, first, summed, owned = self._short.get(name, (0, start, 0.0, 0.0))
+        self._short[name] = count + 1, first, summed + seconds, owned + own
+
+    def _line(self, name: str, start: float, seconds: float, own: float, count: int = 1) -> str:
+        many = f',"count":{count}' if count > 1 else ""
+        return (
+            f'{{"name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
+            f'"seconds":{seconds:.6f},"own":{own:.6f}{many}}}\n'
+        )
+
     def _write(self) -> None:
+        for name, (count, start, seconds, own) in self._short.items():
+            self._lines.append(self._line(name, start, seconds, own, count))
+        self._short.clear()
+        waiting = [self._lines.popleft() for _ in range(len(self._lines))]
+        self._written += len(waiting)
         if self._file is not None:
-            self._file.writelines(self._lines)
+            self._file.writelines(waiting)
             self._file.flush()
-        self._lines.clear()

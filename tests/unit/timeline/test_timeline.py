@@ -192,3 +192,80 @@ def test_each_line_names_its_step(tmp_path: Path, clock: Clock) -> None:
 
 def test_no_file_means_no_attempts(tmp_path: Path) -> None:
     assert read_attempts(tmp_path / "none.jsonl") == []
+
+
+class DeviceClock:
+    """Counts seconds by name; the device is done when asked."""
+
+    def __init__(self) -> None:
+        self.marks: list[str] = []
+        self.answer: dict[str, float] = {}
+
+    def mark(self, name: str) -> None:
+        self.marks.append(name)
+
+    def shares(self) -> dict[str, float]:
+        return self.answer
+
+
+def test_a_wait_for_the_device_belongs_to_the_work_it_did(clock: Clock, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rank0.jsonl").open(started=clock.now)
+    recorder.end_startup()
+    recorder.device_clock = device = DeviceClock()
+    for name in ("copy", "forward", "backward"):
+        with recorder.span(name):
+            clock.now += 0.5
+    device.answer = {"idle": 100.0, "forward": 2.0, "backward": 6.0}
+    with recorder.device_wait():
+        clock.now += 4
+    assert device.marks == ["idle", "copy", "forward", "backward"]
+    assert own(recorder.totals()) == {"copy": 0.5, "forward": 1.5, "backward": 3.5}
+    assert recorder.device_seconds == {"idle": 100.0, "forward": 2.0, "backward": 6.0}
+    recorder.close()
+    (attempt,) = read_attempts(tmp_path / "rank0.jsonl")
+    assert own(attempt.parts) == pytest.approx({"copy": 0.5, "forward": 1.5, "backward": 3.5})
+
+
+def test_without_a_device_clock_the_wait_is_the_optimizers(clock: Clock) -> None:
+    recorder = Recorder(None)
+    with recorder.device_wait():
+        clock.now += 4
+    assert own(recorder.totals()) == {"optimizer": 4}
+
+
+def test_lanes_are_kept_beside_the_ledger(clock: Clock, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rank0.jsonl").open(started=clock.now)
+    recorder.end_startup()
+    recorder.step = 7
+    with recorder.span("forward"):
+        clock.now += 2
+        recorder.lane("worker 0", "decode", clock.now - 1.5, 1.25)
+        recorder.value("queue", "depth", 3)
+    recorder.close()
+    rows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    lanes = [row for row in rows if "lane" in row]
+    assert lanes == [
+        {"lane": "worker 0", "name": "decode", "step": 7, "start": 0.5, "seconds": 1.25},
+        {"lane": "queue", "name": "depth", "start": 2.0, "value": 3},
+    ]
+    assert own(read_attempts(tmp_path / "rank0.jsonl")[0].parts) == {"forward": 2}
+
+
+def test_a_long_run_sums_up_short_spans_and_keeps_its_ledger(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.timeline.recorder._DETAILED_LINES", 10)
+    recorder = Recorder(tmp_path / "rank0.jsonl").open(started=clock.now)
+    recorder.end_startup()
+    for step in range(1000):
+        with recorder.span("forward"):
+            clock.now += 1 / 64
+        with recorder.span("checkpoint" if step % 100 == 0 else "backward"):
+            clock.now += 0.25 if step % 100 == 0 else 1 / 32
+    totals = recorder.totals()
+    recorder.close()
+    (attempt,) = read_attempts(tmp_path / "rank0.jsonl")
+    assert attempt.parts == pytest.approx(totals)
+    lines = (tmp_path / "rank0.jsonl").read_text().splitlines()
+    assert len(lines) < 300
+    assert sum('"checkpoint"' in line for line in lines) == 10
