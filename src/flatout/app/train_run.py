@@ -226,7 +226,10 @@ class _Session:
             setup.recipe, config.data, workers, device_kind=setup.device.kind, recorder=self._recorder
         )
         if setup.val_recipe is not None:
-            self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind)
+            self._val_loader = open_loader(
+                setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind,
+                memory_taken=self._loader.memory_bytes,
+            )  # fmt: skip
         self._say(
             f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
             f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"

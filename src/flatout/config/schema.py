@@ -147,6 +147,8 @@ class DataConfig(Section):
     """Longest wait for one batch before the run ends with a cause."""
     cache: Annotated[Literal["off", "memory", "disk", "auto"], BeforeValidator(_word)] = "auto"
     """Keep decoded samples: in memory, on local disk, or wherever they fit."""
+    memory: Bytes | Auto = "auto"
+    """Most memory that loading may take, for batches ahead and cached samples; auto is half of what is free."""
     stage: OffAuto = "auto"
     """Copy remote data to local disk while the first epoch trains."""
     shared: OffAuto = "off"

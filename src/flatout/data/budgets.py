@@ -6,6 +6,9 @@ from pathlib import Path
 
 import psutil
 
+from flatout.errors import ConfigError
+from flatout.units import format_bytes
+
 _MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to the model, the page cache and others
 
 
@@ -23,6 +26,21 @@ def memory_budget_bytes() -> int:
         if limit.isdigit():
             free = min(free, max(0, int(limit) - int(used)))
     return int(free * _MEMORY_SHARE)
+
+
+def fit_batches(budget_bytes: int, batch_bytes: int, prefetch: int) -> tuple[int, int]:
+    """How many batches to prepare ahead, at most `prefetch`, and the bytes that are left for a cache.
+
+    Two more batches are alive besides those ahead: the one that trains, and the one the device may still copy from.
+    """
+    most = budget_bytes // batch_bytes - 2
+    if most < 1:
+        raise ConfigError(
+            f"data.memory leaves {format_bytes(budget_bytes)} but one batch is {format_bytes(batch_bytes)} and 3 must "
+            f"fit; set data.memory to at least {format_bytes(3 * batch_bytes)} more, or use a smaller data.batch_size"
+        )
+    kept = min(prefetch, most)
+    return kept, budget_bytes - (kept + 2) * batch_bytes
 
 
 def usable_cores() -> int:

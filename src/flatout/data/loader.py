@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
-from flatout.data.budgets import usable_cores
+from flatout.data.budgets import fit_batches, memory_budget_bytes, usable_cores
 from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe
-from flatout.data.process_pool import ProcessPool
+from flatout.data.process_pool import ProcessPool, worker_bytes
 from flatout.data.readers import read_source
 from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
@@ -42,6 +42,7 @@ class Loader:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
         self.log: SampleLog | None = None
         self.cache: SampleCache | None = None
+        self.memory_bytes = 0  # at most, for batches and cache
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch
@@ -139,8 +140,9 @@ def open_loader(
     look_ahead: bool = True,
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
+    memory_taken: int = 0,
 ) -> Loader:
-    """A loader with the workers the configuration asks for, and the stage and cache that fit."""
+    """A loader with the workers the configuration asks for, and the stage and cache that fit beside `memory_taken`."""
     kind = choose_kind(config.worker_kind, workers)
     log: SampleLog | None = None
     notes: list[str | None] = []
@@ -148,8 +150,12 @@ def open_loader(
         split, log, note = staged(recipe.split, config.stage)
         recipe, notes = replace(recipe, split=split), [note]
     recipe = _with_raw_shape(recipe)
-    cache = choose_cache(config.cache, recipe, kind)
     fetchers = FETCHERS if kind == "thread" and is_remote(recipe.split) else 0
+    wanted = 2 * workers + fetchers if config.prefetch == "auto" else config.prefetch
+    own_bytes = workers * worker_bytes(recipe) if kind == "process" else 0
+    wanted = 1 if kind == "inline" else wanted
+    prefetch, cache_bytes = _fit_memory(config, recipe, wanted, memory_taken + own_bytes)
+    cache = choose_cache(config.cache, recipe, kind, cache_bytes)
     pool: Pool
     if kind == "inline":
         pool = InlinePool(recipe, cache.store)
@@ -157,14 +163,20 @@ def open_loader(
         pool = ThreadPool(recipe, workers, cache.store, fetchers, _pinned if device_kind == "cuda" else None)
     else:
         pool = ProcessPool(recipe, workers)
-    auto_prefetch = 2 * workers + fetchers
-    prefetch = 1 if kind == "inline" else auto_prefetch if config.prefetch == "auto" else config.prefetch
     loader = Loader(
         recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead, recorder
     )
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
     loader.log, loader.cache = log, cache.store
+    loader.memory_bytes = own_bytes + (prefetch + 2) * recipe.largest_bytes() + cache.memory_bytes
     return loader
+
+
+def _fit_memory(config: DataConfig, recipe: Recipe, prefetch: int, taken: int) -> tuple[int, int]:
+    """Batches ahead, and what is left for the cache."""
+    if config.memory == "auto":
+        return prefetch, max(0, memory_budget_bytes() - taken)
+    return fit_batches(config.memory - taken, recipe.largest_bytes(), prefetch)
 
 
 def choose_kind(wanted: str, workers: int) -> str:

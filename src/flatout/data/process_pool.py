@@ -32,6 +32,7 @@ from flatout.units import format_bytes
 MAX_DEATHS = 3  # of workers on the same sample or batch
 _HEADER_BYTES = 4096  # holds the id of the sample being decoded
 _NO_SAMPLE = (-1).to_bytes(8, sys.byteorder, signed=True)
+_INTERPRETER_BYTES = 25 << 20
 _SLOTS = 2  # finished batches a worker may hold while the trainer is busy with a step
 
 
@@ -70,12 +71,17 @@ class _Worker:
             self.memory.close()
 
 
+def worker_bytes(recipe: Recipe) -> int:
+    """Memory of one worker: its interpreter and numpy, and the batches it may hold."""
+    return _INTERPRETER_BYTES + _SLOTS * recipe.largest_bytes()
+
+
 class ProcessPool:
     """Hands batches to the least busy worker, a few at a time, and again to another when a worker dies."""
 
     def __init__(self, recipe: Recipe, workers: int) -> None:
         self._recipe = recipe
-        self._buffer_bytes = max(int(np.prod(recipe.shape(epoch))) for epoch in _size_changes(recipe))
+        self._buffer_bytes = recipe.largest_bytes()
         self._buffers = Buffers()
         self._waiting: deque[tuple[Key, int]] = deque()
         self._done: dict[Key, Prepared | FlatoutError] = {}
@@ -168,10 +174,6 @@ class ProcessPool:
         self._workers.remove(worker)
         worker.stop()
         self._workers.append(_Worker(self._recipe, self._buffer_bytes))
-
-
-def _size_changes(recipe: Recipe) -> list[int]:
-    return [0, *(first for first, _ in recipe.view.sizes)]
 
 
 def _shared_folder() -> str | None:

@@ -10,6 +10,7 @@ from small_datasets import TORN, jpeg, opened, sample_files, split_of, write_fil
 
 from flatout.config.schema import DataConfig
 from flatout.data import budgets, tiers
+from flatout.data import loader as loader_module
 from flatout.data.dataset import Split
 from flatout.data.loader import open_loader
 from flatout.data.pack_writer import PackOptions, write_pack
@@ -37,7 +38,8 @@ def recipe(split: Split) -> Recipe:
 
 
 def budget(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
-    monkeypatch.setattr(tiers, "memory_budget_bytes", lambda: memory)
+    for user in (tiers, loader_module):
+        monkeypatch.setattr(user, "memory_budget_bytes", lambda: memory)
     monkeypatch.setattr(tiers, "disk_budget_bytes", lambda folder: disk)
 
 
