@@ -221,7 +221,7 @@ class _Session:
 
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
-        workers = choose_workers(config.data.workers, setup.device.kind)
+        workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
         self._loader = open_loader(
             setup.recipe, config.data, workers, device_kind=setup.device.kind, recorder=self._recorder
         )

@@ -1,5 +1,6 @@
 """The local batch source: keeps a pool busy a fixed number of batches ahead and hands them over in order."""
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
 from flatout.data.budgets import fit_batches, memory_budget_bytes, usable_cores
 from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
-from flatout.data.prepare import Recipe
+from flatout.data.prepare import Recipe, prepare
 from flatout.data.process_pool import ProcessPool, worker_bytes
 from flatout.data.readers import read_source
 from flatout.data.sample_cache import SampleCache
@@ -23,6 +24,7 @@ from flatout.data.tiers import choose_cache
 from flatout.errors import DataError, StorageError, TooManyQuarantined
 from flatout.timeline import Recorder
 
+_MEASURED = 32  # samples that are prepared to choose the number of workers
 FETCHERS = 4  # batches of remote samples under way at once
 
 
@@ -186,11 +188,22 @@ def choose_kind(wanted: str, workers: int) -> str:
     return ("thread" if native is not None else "process") if wanted == "auto" else wanted
 
 
-def choose_workers(wanted: int | str, device_kind: str) -> int:
-    """`auto`: one beside a CPU that trains, else every core but one, at most 16."""
+def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
+    """`auto` looks at the cores and at what preparing a few samples takes here."""
     if isinstance(wanted, int):
         return wanted
-    return 1 if device_kind == "cpu" else max(1, min(usable_cores() - 1, 16))
+    if is_remote(recipe.split):  # fetchers do the waiting
+        return workers_for(usable_cores(), device_kind, 0.0)
+    few = _with_raw_shape(replace(recipe, batch_size=min(recipe.batch_size, _MEASURED)))
+    stages = prepare(few, 0, 0, np.empty(few.shape(0), np.uint8)).stages
+    return workers_for(usable_cores(), device_kind, stages.fetch / max(stages.decode + stages.augment, 1e-6))
+
+
+def workers_for(cores: int, device_kind: str, waits_per_work: float) -> int:
+    """One beside a CPU that trains, else every core but one; more where workers mostly wait for slow files, since a
+    waiting worker needs no core. At most 16."""
+    busy = 1 if device_kind == "cpu" else max(1, cores - 1)
+    return min(16, math.ceil(busy * (1 + waits_per_work) if waits_per_work > 1 else busy))
 
 
 def _with_raw_shape(recipe: Recipe) -> Recipe:
