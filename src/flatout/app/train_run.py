@@ -12,6 +12,7 @@ import torch
 
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
+from flatout.app.monitoring import check_interface
 from flatout.app.recording import RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point
 from flatout.app.stopping import Signals, stop_reason
@@ -107,6 +108,7 @@ def _set_aside(directory: RunDirectory) -> None:
 def prepare_setup(config: Config) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
     device = choose_device(config.device)
+    check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
@@ -167,6 +169,7 @@ class _Session:
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
+        self._records.system.start(self._recorder.wall_seconds, self._say)
         write_text(self._directory.config, dump_config(config))
         write_json(self._directory.environment, describe_environment(setup.device))
         self._train(self._learner, resumed.progress)
@@ -319,6 +322,8 @@ class _Session:
             write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
 
     def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
+        if status != "running":
+            self._records.system.stop()
         stages = StageSeconds()
         for loader in (self._loader, self._val_loader):
             if loader is not None:
