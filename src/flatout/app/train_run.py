@@ -16,6 +16,7 @@ from flatout.app.monitoring import check_interface
 from flatout.app.recording import RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point
 from flatout.app.stopping import Signals, stop_reason
+from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
@@ -152,6 +153,7 @@ class _Session:
             self._recorder.device_clock = CudaClock()
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
+        self._trackers = Trackers(setup.config.trackers, self._say)
         self._failed_saves = 0
         self._stage_full_said = False
         self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
@@ -172,6 +174,7 @@ class _Session:
         self._records.system.start(self._recorder.wall_seconds, self._say)
         write_text(self._directory.config, dump_config(config))
         write_json(self._directory.environment, describe_environment(setup.device))
+        self._trackers.start(Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1))
         self._train(self._learner, resumed.progress)
 
     def close(self) -> None:
@@ -251,9 +254,11 @@ class _Session:
             self._records_failures()
             if isinstance(record, StepRecord):
                 self._records.step(record)
+                self._trackers.step(record)
                 self._show(job, record)
             else:
                 self._records.epoch(record)
+                self._trackers.epoch(record)
                 self._say_once_if_stage_is_full()
                 self._summarise("running", None, job)
                 self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
@@ -329,7 +334,11 @@ class _Session:
             if loader is not None:
                 stages.add(loader.stages)
         higher = job.task.better[job.config.checkpoint.metric] == "higher"
-        self._records.summarise(status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher)
+        summary = self._records.summarise(
+            status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher
+        )
+        if status != "running":
+            self._trackers.finish(summary)
 
     def _say(self, text: str) -> None:
         self._display.say(text)
