@@ -39,12 +39,13 @@ from flatout.errors import (
     Interrupted,
     NoSpace,
     NotFinite,
+    RunDirectoryError,
     RunFailed,
     StorageError,
     WorkerFailed,
 )
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import write_json, write_text
+from flatout.runs.directory import read_json, write_json, write_text
 from flatout.sampling import batch_count
 from flatout.tasks.classification import Classification
 from flatout.timeline import Recorder
@@ -85,6 +86,10 @@ def train_run(
     with ExitStack() as stack:
         directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
         stack.callback(directory.unlock)
+        if read_json(directory.summary).get("imported") and not fresh:
+            raise RunDirectoryError(
+                f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
+            )
         setup = prepare_setup(config)
         begins = fresh or not checkpoint.list_saved(directory.checkpoints)
         learner = _new_learner(setup, warm_start if begins else None)
