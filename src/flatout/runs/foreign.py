@@ -26,7 +26,7 @@ def _names() -> dict[str, tuple[str, ...]]:
             *(f"{split}_{name}" for split in _TRAIN for name in ("loss_epoch", "epoch_loss", "loss")),
             "loss_train", "epoch_train_loss", "loss",
         ),
-        "val_loss": tuple(f"{split}_{name}" for split in _VAL for name in ("loss_epoch", "loss")) + ("loss_val",),
+        "val_loss": (*(f"{split}_{name}" for split in _VAL for name in ("loss_epoch", "loss")), "loss_val"),
         **{
             ours: tuple(f"{split}_{name}" for split in _VAL for name in names) + names
             for ours, names in _ACCURACY.items()
@@ -51,7 +51,7 @@ class ForeignLog:
 
 def match_columns(theirs: Iterable[str]) -> dict[str, str]:
     """Which of their columns is which of ours; each of theirs at most once."""
-    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in theirs}
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower().replace("@", "")).strip("_"): name for name in theirs}
     found: dict[str, str] = {}
     for ours, names in _names().items():
         match = next((plain[name] for name in names if name in plain and plain[name] not in found.values()), None)
