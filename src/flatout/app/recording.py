@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flatout.app.monitoring import SystemRecords
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import Usage, load_catalogue, usage_cost
@@ -44,6 +45,7 @@ class RunRecords:
         self._earlier_parts = [each.parts for each in earlier]
         self._earlier_data = before.get("data") or {}
         self._earlier_checkpoint_seconds = (before.get("checkpoint") or {}).get("seconds") or 0.0
+        self.system = SystemRecords(directory, config, device, self.attempt)
         self._steps = Table(directory.steps, STEP_COLUMNS)
         self._epochs = Table(directory.epochs, EPOCH_COLUMNS)
         self._quarantine = Table(directory.quarantine, QUARANTINE_COLUMNS)
@@ -103,20 +105,11 @@ class RunRecords:
             ),
             "time": {"wall_seconds": wall_seconds, "parts": parts},
             "data": self._data(stages),
-            "device_use": {
-                "busy_fraction": busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
+            **self.system.sections(
+                busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
                 if recorder.device_clock is None
-                else busy_fraction(recorder.device_seconds, recorder.wall_seconds()),
-                "utilization_mean": None,
-                "memory_peak_bytes": self._device.memory_peak_bytes(),
-                "power_watts_mean": None,
-            },
-            "network": {
-                "bytes_sent": None,
-                "bytes_received": None,
-                "peak_bits_per_second": None,
-                "link_bits_per_second": None,
-            },
+                else busy_fraction(recorder.device_seconds, recorder.wall_seconds())
+            ),
             "checkpoint": self._checkpoint(recorder),
             "cost": ledger.to_dict(),
         }
@@ -124,6 +117,7 @@ class RunRecords:
         return summary
 
     def close(self) -> None:
+        self.system.close()
         for table in (self._steps, self._epochs, self._quarantine):
             table.close()
 

@@ -12,9 +12,11 @@ import torch
 
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
+from flatout.app.monitoring import check_interface
 from flatout.app.recording import RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point
 from flatout.app.stopping import Signals, stop_reason
+from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
@@ -37,12 +39,13 @@ from flatout.errors import (
     Interrupted,
     NoSpace,
     NotFinite,
+    RunDirectoryError,
     RunFailed,
     StorageError,
     WorkerFailed,
 )
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import write_json, write_text
+from flatout.runs.directory import read_json, write_json, write_text
 from flatout.sampling import batch_count
 from flatout.tasks.classification import Classification
 from flatout.timeline import Recorder
@@ -83,6 +86,10 @@ def train_run(
     with ExitStack() as stack:
         directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
         stack.callback(directory.unlock)
+        if read_json(directory.summary).get("imported") and not fresh:
+            raise RunDirectoryError(
+                f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
+            )
         setup = prepare_setup(config)
         begins = fresh or not checkpoint.list_saved(directory.checkpoints)
         learner = _new_learner(setup, warm_start if begins else None)
@@ -107,6 +114,7 @@ def _set_aside(directory: RunDirectory) -> None:
 def prepare_setup(config: Config) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
     device = choose_device(config.device)
+    check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
@@ -150,6 +158,7 @@ class _Session:
             self._recorder.device_clock = CudaClock()
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
+        self._trackers = Trackers(setup.config.trackers, self._say)
         self._failed_saves = 0
         self._stage_full_said = False
         self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
@@ -167,8 +176,10 @@ class _Session:
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
+        self._records.system.start(self._recorder.wall_seconds, self._say)
         write_text(self._directory.config, dump_config(config))
         write_json(self._directory.environment, describe_environment(setup.device))
+        self._trackers.start(Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1))
         self._train(self._learner, resumed.progress)
 
     def close(self) -> None:
@@ -251,9 +262,11 @@ class _Session:
             self._records_failures()
             if isinstance(record, StepRecord):
                 self._records.step(record)
+                self._trackers.step(record)
                 self._show(job, record)
             else:
                 self._records.epoch(record)
+                self._trackers.epoch(record)
                 self._say_once_if_stage_is_full()
                 self._summarise("running", None, job)
                 self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
@@ -322,12 +335,18 @@ class _Session:
             write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
 
     def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
+        if status != "running":
+            self._records.system.stop()
         stages = StageSeconds()
         for loader in (self._loader, self._val_loader):
             if loader is not None:
                 stages.add(loader.stages)
         higher = job.task.better[job.config.checkpoint.metric] == "higher"
-        self._records.summarise(status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher)
+        summary = self._records.summarise(
+            status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher
+        )
+        if status != "running":
+            self._trackers.finish(summary)
 
     def _say(self, text: str) -> None:
         self._display.say(text)

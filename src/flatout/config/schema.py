@@ -294,6 +294,13 @@ class CostConfig(Section):
     disk: DiskCostConfig = DiskCostConfig()
 
 
+class MonitorConfig(Section):
+    interval_seconds: Annotated[Seconds, Field(ge=0.1, le=3600)] | None = 1.0
+    """Time between two rows of system.csv; null records none."""
+    interface: str = "auto"
+    """Network interface of the training traffic; auto takes the one towards the data's store, or the default route."""
+
+
 class Config(Section):
     name: str = "run"
     """Name of the run; its directory is runs/<name>."""
@@ -314,3 +321,6 @@ class Config(Section):
     stop: StopConfig = StopConfig()
     parallel: ParallelConfig = ParallelConfig()
     cost: CostConfig = CostConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Where to send records besides the run directory; needs the extra `trackers`."""

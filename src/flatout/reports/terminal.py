@@ -58,7 +58,7 @@ def _figures(run: Run) -> Table:
                  f", {summary.get('attempts') or 0} attempt(s)"),
         ("data", f"{data.get('samples_total') or 0:,} samples, {format_bytes(data.get('dataset_bytes'))}"
                  f", {data.get('quarantined') or 0} in quarantine"),
-        ("device", f"{device.get('name', 'n/a')}"),
+        ("device", device.get("name") or "n/a"),
         ("cost", _cost(summary.get("cost") or {})),
     ]  # fmt: skip
     for name, value in rows:

@@ -31,6 +31,7 @@ class RunDirectory:
         self.environment = root / "env.json"
         self.steps = root / "steps.csv"
         self.epochs = root / "epochs.csv"
+        self.system = root / "system.csv"
         self.quarantine = root / "quarantine.csv"
         self.summary = root / "summary.json"
         self.log = root / "log.txt"

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ class Run:
     environment: dict[str, Any]
     steps: list[dict[str, str]]
     epochs: list[dict[str, str]]
+
+    @cached_property
+    def system(self) -> list[dict[str, str]]:
+        """Rows of system.csv, of all attempts; read when first asked for."""
+        return read_table(RunDirectory(self.directory).system)
 
     @property
     def name(self) -> str:
