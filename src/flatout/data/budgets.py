@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from flatout.errors import ConfigError
+from flatout.timeline.monitors.cgroup import memory_used_bytes, own_limits
 from flatout.units import format_bytes
 
 _MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to the model, the page cache and others
@@ -14,17 +15,10 @@ _MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to th
 
 def memory_budget_bytes() -> int:
     """Half of what this process may still take: free memory, or less in a container."""
-    free = psutil.virtual_memory().available
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, used = (Path(name).read_text(encoding="ascii").strip() for name in (limit_file, used_file))
-        except OSError:
-            continue
-        if limit.isdigit():
-            free = min(free, max(0, int(limit) - int(used)))
+    free, limits = psutil.virtual_memory().available, own_limits()
+    if limits.memory_bytes is not None and limits.memory_folder is not None:
+        used = memory_used_bytes(limits.memory_folder)
+        free = min(free, max(0, limits.memory_bytes - (used or 0)))
     return int(free * _MEMORY_SHARE)
 
 
@@ -46,11 +40,8 @@ def fit_batches(budget_bytes: int, batch_bytes: int, prefetch: int) -> tuple[int
 def usable_cores() -> int:
     """Cores this process may use: its affinity, or fewer where a container's quota says so."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    quota = own_limits().cpu_cores
+    return cores if quota is None else max(1, min(cores, round(quota)))
 
 
 def disk_budget_bytes(folder: Path) -> int:
