@@ -127,8 +127,9 @@ def _in_our_words(kind: str, path: str, names: list[str], rows: list[dict[str, f
     ours = [{name: _sound(name, row.get(theirs)) for name, theirs in columns.items()} for row in rows]
     notes = [*_number_epochs(ours), *_as_fractions(kind, ours)]
     steps = _steps(ours)
-    times = [row["time_unix"] for row in ours if row.get("time_unix") is not None]
-    seconds = [row["epoch_seconds"] for row in ours if row.get("epoch_seconds") is not None]
+    times, seconds = (
+        [value for row in ours if (value := row.get(name)) is not None] for name in ("time_unix", "epoch_seconds")
+    )
     wall = max(times) - min(times) if len(times) > 1 else math.fsum(seconds) if seconds else None
     unused = tuple(name for name in names if name not in columns.values())
     return ForeignLog(kind, columns, unused, tuple(notes), _epochs(ours), steps, wall)
