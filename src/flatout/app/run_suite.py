@@ -1,0 +1,194 @@
+"""Run the experiments of a suite one after the other, each in a process of its own, and fill its table."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from flatout.app.show import read_run
+from flatout.config.loading import differences, load_config, parse_assignments
+from flatout.config.schema import Config
+from flatout.config.suite import Experiment, Suite, load_suite
+from flatout.errors import ConfigError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
+from flatout.reports.suite_table import Outcome, Row, as_html, as_json, as_markdown, as_terminal, suite_rows
+from flatout.runs import Run, RunDirectory
+from flatout.runs.directory import write_json, write_text
+from flatout.runs.epochs import epoch_times, estimate_epoch
+from flatout.units import format_seconds
+
+_BY_SIGNAL = ("Ctrl-C", "SIGTERM")
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """The table, and how the suite ended."""
+
+    folder: Path
+    name: str
+    rows: list[Row]
+    failed: int
+    interrupted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**as_json(self.name, self.rows), "folder": str(self.folder), "interrupted": self.interrupted}
+
+    def raise_if_unfinished(self) -> None:
+        if self.interrupted:
+            raise Interrupted(f"stopped; the table so far is in {self.folder}, the same command goes on")
+        if self.failed:
+            raise RunFailed(
+                f"{self.failed} of {len(self.rows)} experiments failed; their causes are in {self.folder}/table.md"
+            )
+
+
+def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bool) -> SuiteResult:
+    """The same call goes on where it stopped: what is finished with the same configuration is not run again."""
+    suite = load_suite(path, parse_assignments(assignments))
+    configs = {each.folder: _config(suite, each) for each in suite.experiments}  # all are checked before the first runs
+    folder = folder or Path("runs") / suite.name
+    console = Console(stderr=True, quiet=quiet, highlight=False)
+    outcomes: dict[str, Outcome] = {}
+    with _Children(console) as children:
+        for number, experiment in enumerate(suite.experiments, 1):
+            if children.interrupted:
+                break
+            console.print(f"[{number}/{len(suite.experiments)}] {experiment.name}", markup=False, style="bold")
+            outcomes[experiment.folder] = _run(suite, experiment, configs[experiment.folder], folder, children)
+            _write(suite, folder, list(outcomes.values()))
+    found = list(outcomes.values())
+    failed = sum(each.cause is not None for each in found)
+    return SuiteResult(folder, suite.name, suite_rows(found, suite.columns), failed, children.interrupted)
+
+
+def print_suite(result: SuiteResult) -> None:
+    console = Console(highlight=False)
+    for each in as_terminal(result.rows) if result.rows else ():
+        console.print(each)
+    console.print(f"{result.folder}/table.md, table.html and table.json", markup=False, style="dim")
+
+
+def _config(suite: Suite, experiment: Experiment) -> Config:
+    try:
+        return load_config(suite.recipe, experiment.overrides).config
+    except ConfigError as error:
+        raise ConfigError(f"experiment {experiment.name!r}: {error}") from None
+
+
+def _run(suite: Suite, experiment: Experiment, config: Config, folder: Path, children: "_Children") -> Outcome:
+    directory = RunDirectory(folder / experiment.folder)
+    if directory.in_use():
+        raise RunDirectoryError(f"{directory.root} is being trained by another process; wait for it, or stop it")
+    action = next_action(_existing(directory), config)
+    if action == "skip":
+        children.say(f"finished already: {directory.root}")
+        return _outcome(experiment, config, directory, None)
+    extra = ["--fresh"] if action == "fresh" else []
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in _settings(experiment).items()]
+    failure = children.train([str(suite.recipe), *settings, f"--run={directory.root}", *extra])
+    return _outcome(experiment, config, directory, failure)
+
+
+def _settings(experiment: Experiment) -> Mapping[str, Any]:
+    return {**experiment.overrides, "name": experiment.folder}
+
+
+def next_action(existing: tuple[Run, Config] | None, wanted: Config) -> str:
+    """skip, resume, start, or start afresh (the old run is moved aside) where another configuration was trained."""
+    if existing is None:
+        return "start"
+    run, config = existing
+    if [each for each in differences(config, wanted) if each[0] != "name"]:
+        return "fresh"
+    cause = str(run.summary.get("cause"))
+    ended = run.status == "completed" or (run.status == "stopped" and not cause.startswith(_BY_SIGNAL))
+    return "skip" if ended else "resume"
+
+
+def _existing(directory: RunDirectory) -> tuple[Run, Config] | None:
+    if not directory.exists:
+        return None
+    run = read_run(directory.root)
+    try:
+        return run, load_config(run.config).config
+    except ConfigError:  # written by another version
+        return run, Config(name=run.name)
+
+
+def _outcome(experiment: Experiment, config: Config, directory: RunDirectory, failure: str | None) -> Outcome:
+    values = config.model_dump(mode="json", by_alias=True)
+    try:
+        run = read_run(directory.root) if directory.exists else None
+    except FlatoutError as error:
+        return Outcome(experiment.name, experiment.comment, values, cause=str(error))
+    if run is None:
+        return Outcome(experiment.name, experiment.comment, values, cause=failure)
+    status = run.status
+    cause = None if status == "completed" else f"{status}: {run.summary.get('cause') or failure}"
+    attempts = run.summary.get("attempts") or 1
+    notes = (f"resumed, {attempts} attempts",) if attempts > 1 else ()
+    estimate = estimate_epoch(run, epoch_times(run))
+    if failure is not None and status == "completed":  # a finished run that could not be taken up again
+        cause = f"failed: {failure}"
+    return Outcome(experiment.name, experiment.comment, values, run, estimate, cause, notes)
+
+
+def _write(suite: Suite, folder: Path, outcomes: list[Outcome]) -> None:
+    rows = suite_rows(outcomes, suite.columns)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "table.md", as_markdown(suite.name, rows))
+    write_text(folder / "table.html", as_html(suite.name, rows))
+    write_json(folder / "table.json", as_json(suite.name, rows))
+
+
+class _Children:
+    """Starts `flatout train` and passes signals on. A child has a session of its own: else a Ctrl-C would reach it
+    twice, from the terminal and from us, and the second one ends it without a checkpoint."""
+
+    def __init__(self, console: Console) -> None:
+        self.interrupted = False
+        self._console = console
+        self._child: subprocess.Popen[str] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Children":
+        self._previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def say(self, text: str) -> None:
+        self._console.print(f"  {text}", markup=False, soft_wrap=True)
+
+    def train(self, arguments: list[str]) -> str | None:
+        """None if the child ended well, else its last words."""
+        started, last = time.monotonic(), ""
+        command = [sys.executable, "-m", "flatout", "train", *arguments]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace", start_new_session=True,
+        ) as child:  # fmt: skip
+            self._child = child
+            if self.interrupted:  # between the last look and the start
+                child.terminate()
+            assert child.stderr is not None
+            for line in child.stderr:
+                last = line.strip() or last
+                self.say(line.rstrip())
+        self._child = None
+        self.say(f"{format_seconds(time.monotonic() - started)}, exit code {child.returncode}")
+        return None if child.returncode == 0 else last.removeprefix("flatout: ") or f"exit code {child.returncode}"
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(number)
