@@ -21,7 +21,7 @@ from flatout.errors import ConfigError, FlatoutError, Interrupted, RunDirectoryE
 from flatout.reports.suite_table import Outcome, Row, as_html, as_json, as_markdown, as_terminal, suite_rows
 from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import write_json, write_text
-from flatout.runs.epochs import epoch_times, estimate_epoch
+from flatout.runs.mean_epoch import mean_epoch
 from flatout.units import format_seconds
 
 _BY_SIGNAL = ("Ctrl-C", "SIGTERM")
@@ -70,7 +70,7 @@ def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bo
 
 def print_suite(result: SuiteResult) -> None:
     console = Console(highlight=False)
-    for each in as_terminal(result.rows) if result.rows else ():
+    for each in as_terminal(result.rows, console.width) if result.rows else ():
         console.print(each)
     console.print(f"{result.folder}/table.md, table.html and table.json", markup=False, style="dim")
 
@@ -134,10 +134,9 @@ def _outcome(experiment: Experiment, config: Config, directory: RunDirectory, fa
     cause = None if status == "completed" else f"{status}: {run.summary.get('cause') or failure}"
     attempts = run.summary.get("attempts") or 1
     notes = (f"resumed, {attempts} attempts",) if attempts > 1 else ()
-    estimate = estimate_epoch(run, epoch_times(run))
     if failure is not None and status == "completed":  # a finished run that could not be taken up again
         cause = f"failed: {failure}"
-    return Outcome(experiment.name, experiment.comment, values, run, estimate, cause, notes)
+    return Outcome(experiment.name, experiment.comment, values, run, mean_epoch(run), cause, notes)
 
 
 def _write(suite: Suite, folder: Path, outcomes: list[Outcome]) -> None:

@@ -6,20 +6,27 @@ from statistics import median
 from typing import Any
 
 from markupsafe import Markup
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from flatout.reports.page import page, paragraph, section, table
 from flatout.reports.values import look_up, nested, write_value
 from flatout.runs import Run
-from flatout.runs.epochs import EpochEstimate
+from flatout.runs.mean_epoch import MeanEpoch
 from flatout.units import format_bytes, format_seconds
 
-_ESTIMATE = "estimated epoch"
 _WHY = (
-    "An estimate is N/B x the median step: samples of an epoch over the batch size, times the usual time of one step. "
-    "The rows below add up to the difference."
+    "The estimate is N/B x the time per batch: samples of an epoch over the batch size, times the median step without "
+    "its wait for data. What the actual epoch took more (or less) is owed to:"
 )
+_REASONS = {
+    "data_wait": "waiting for data",
+    "warm_up": "the first step",
+    "uneven_steps": "steps off the median",
+    "checkpoint": "checkpoints",
+    "other": "between steps",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Outcome:
     comment: str
     config: Mapping[str, Any]
     run: Run | None = None
-    estimate: EpochEstimate | None = None
+    epoch: MeanEpoch | None = None
     cause: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -42,7 +49,7 @@ class Row:
     name: str
     cells: dict[str, str]
     values: dict[str, list[Any]]
-    estimates: list[EpochEstimate] = field(default_factory=list)
+    epochs: list[MeanEpoch] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
 
 
@@ -61,7 +68,7 @@ def _row(name: str, repeats: Sequence[Outcome], columns: Sequence[str]) -> Row:
     causes = list(dict.fromkeys(each.cause for each in repeats if each.cause))
     notes = dict.fromkeys(note for each in repeats for note in each.notes)
     cells["comments"] = "; ".join(part for part in (*causes, repeats[0].comment, *notes) if part)
-    return Row(name, cells, values, [each.estimate for each in repeats if each.estimate], causes)
+    return Row(name, cells, values, [each.epoch for each in repeats if each.epoch], causes)
 
 
 def _spread(values: Sequence[Any], write: Callable[[Any], str]) -> str:
@@ -85,8 +92,8 @@ def _setting(key: str) -> Callable[[Outcome], Any]:
     return lambda outcome: nested(outcome.config, key)
 
 
-def _estimate(name: str) -> Callable[[Outcome], Any]:
-    return lambda outcome: None if outcome.estimate is None else getattr(outcome.estimate, name)
+def _epoch(name: str) -> Callable[[Outcome], Any]:
+    return lambda outcome: None if outcome.epoch is None else getattr(outcome.epoch, name)
 
 
 def _parallel(prefix: str) -> Callable[[Outcome], bool]:
@@ -111,17 +118,17 @@ _COLUMNS: tuple[tuple[str, Callable[[Outcome], Any], Callable[[Any], str]], ...]
     ("checkpointing", _setting("train.checkpointing"), _plain),
     ("DP", _parallel("dp"), _plain),
     ("DDP", _parallel("ddp"), _plain),
-    ("time per batch", _estimate("batch_seconds"), format_seconds),
-    (_ESTIMATE, _estimate("estimated_seconds"), format_seconds),
-    ("actual epoch", _estimate("actual_seconds"), format_seconds),
+    ("time per batch", _epoch("batch_seconds"), format_seconds),
+    ("estimated epoch", _epoch("estimate_seconds"), format_seconds),
+    ("actual epoch", _epoch("actual_seconds"), format_seconds),
     ("memory", _memory, format_bytes),
 )
 
 
 def reasons(row: Row) -> list[tuple[str, float]]:
     """Why an epoch took other than the estimate, largest first; means over the repeats."""
-    names = list(row.estimates[0].reasons) if row.estimates else []
-    means = [(name, sum(each.reasons[name] for each in row.estimates) / len(row.estimates)) for name in names]
+    names = list(row.epochs[0].differences) if row.epochs else []
+    means = [(name, sum(each.differences[name] for each in row.epochs) / len(row.epochs)) for name in names]
     return sorted(means, key=lambda each: -abs(each[1]))
 
 
@@ -131,9 +138,10 @@ def _signed(seconds: float) -> str:
 
 def _difference(row: Row) -> list[str]:
     """Name, difference, and every reason that is at least a hundredth of the estimate."""
-    estimated = sum(each.estimated_seconds for each in row.estimates) / len(row.estimates)
-    actual = sum(each.actual_seconds for each in row.estimates) / len(row.estimates)
-    parts = [f"{_signed(value)} {name}" for name, value in reasons(row) if abs(value) >= 0.01 * estimated]
+    estimated = sum(each.estimate_seconds for each in row.epochs) / len(row.epochs)
+    actual = sum(each.actual_seconds for each in row.epochs) / len(row.epochs)
+    notable = [(name, seconds) for name, seconds in reasons(row) if abs(seconds) >= 0.01 * estimated]
+    parts = [f"{_signed(seconds)} {_REASONS.get(name, name)}" for name, seconds in notable]
     share = f"{100 * (actual - estimated) / estimated:+.0f} %"
     return [row.name, _signed(actual - estimated), share, ", ".join(parts) or "within 1 %"]
 
@@ -143,7 +151,7 @@ _DIFFERENCE_HEADER = ("name", "actual - estimate", "of the estimate", "because o
 
 def as_markdown(title: str, rows: Sequence[Row]) -> str:
     lines = [f"# {title}", "", *_markdown_table(list(rows[0].cells), [list(row.cells.values()) for row in rows])]
-    explained = [_difference(row) for row in rows if row.estimates]
+    explained = [_difference(row) for row in rows if row.epochs]
     if explained:
         lines += ["", _WHY, "", *_markdown_table(_DIFFERENCE_HEADER, explained)]
     return "\n".join(lines) + "\n"
@@ -155,7 +163,7 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def as_html(title: str, rows: Sequence[Row]) -> str:
-    explained = [_difference(row) for row in rows if row.estimates]
+    explained = [_difference(row) for row in rows if row.epochs]
     body = Markup("<header><h1>{}</h1></header><main>{}{}</main>").format(
         title,
         section("Experiments", table(list(rows[0].cells), [list(row.cells.values()) for row in rows], title)),
@@ -170,24 +178,40 @@ def as_json(title: str, rows: Sequence[Row]) -> dict[str, Any]:
         "rows": [
             {
                 "name": row.name, "values": row.values, "comments": row.cells["comments"],
-                "estimates": [asdict(each) for each in row.estimates], "causes": row.causes,
+                "epochs": [asdict(each) for each in row.epochs], "causes": row.causes,
             }
             for row in rows
         ],
     }  # fmt: skip
 
 
-def as_terminal(rows: Sequence[Row]) -> list[Table]:
-    main = Table(box=None, header_style="dim")
-    for title in rows[0].cells:
-        main.add_column(title, justify="left" if title in ("name", "comments") else "right", no_wrap=title == "name")
-    for row in rows:
-        style = "red" if row.causes else ""
-        main.add_row(*(Text(cell, style=style) for cell in row.cells.values()))
-    why = Table(box=None, header_style="dim", title=_WHY, title_justify="left", title_style="dim")
+def as_terminal(rows: Sequence[Row], width: int) -> list[RenderableType]:
+    """A table where it fits, else a paragraph for each experiment; then the differences."""
+    widest = [max(len(title), *(len(row.cells[title]) for row in rows)) + 2 for title in rows[0].cells]
+    why = Table(box=None, header_style="dim")
     for title in _DIFFERENCE_HEADER:
         why.add_column(title)
     for row in rows:
-        if row.estimates:
+        if row.epochs:
             why.add_row(*map(Text, _difference(row)))
-    return [main, why] if why.row_count else [main]
+    shown = [_wide(rows)] if sum(widest) <= width else [_card(row) for row in rows]
+    return [*shown, Text(), Text(_WHY, style="dim"), why] if why.row_count else list(shown)
+
+
+def _wide(rows: Sequence[Row]) -> RenderableType:
+    table = Table(box=None, header_style="dim")
+    for title in rows[0].cells:
+        table.add_column(title, justify="left" if title in ("name", "comments") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell, style="red" if row.causes else "") for cell in row.cells.values()))
+    return table
+
+
+def _card(row: Row) -> RenderableType:
+    card = Text(row.name, style="bold red" if row.causes else "bold")
+    card.append(f"  {row.cells['comments']}", style="not bold dim")
+    for title, cell in row.cells.items():
+        if title not in ("name", "comments"):
+            card.append("\n  " if title in ("batch", "time per batch", "memory") else "  ")
+            card.append(f"{title} ", style="not bold dim").append(cell, style="not bold")
+    return card

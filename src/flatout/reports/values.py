@@ -39,10 +39,10 @@ def write_value(key: str, value: Any) -> str:
 
 def _number(parts: list[str], value: float) -> str:
     last = parts[-1]
-    if last in _SHARES:
+    if last in _SHARES or last.endswith("_share"):
         return f"{100 * value:.1f} %"
-    if last.endswith("_per_second") and "bits" in last:
-        return format_bits_per_second(value)
+    if "_per_" in last:
+        return format_bits_per_second(value) if "bits_per_second" in last else f"{value:,.4g}"
     if last.endswith("bytes"):
         return format_bytes(value)
     if last.endswith("_usd") or last == "usd":
