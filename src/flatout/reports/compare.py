@@ -126,7 +126,7 @@ def _wait_share(side: Side) -> float | None:
 
 def _memory(side: Side) -> float | None:
     found = nested(side.run.summary, "device_use.memory_peak_bytes")
-    return found if found is not None else nested(side.run.summary, "host.rss_peak_bytes")
+    return _number(found if found is not None else nested(side.run.summary, "host.rss_peak_bytes"))
 
 
 def _summary(key: str) -> Callable[[Side], Any]:
