@@ -83,9 +83,9 @@ class RunRecords:
         epochs = effective_rows(read_table(self._directory.epochs), "epoch")
         wall_seconds = self.earlier_seconds + recorder.wall_seconds()
         parts = add_parts([*self._earlier_parts, recorder.totals()])
-        data = self._data(stages)
         cost = self._config.cost
-        ledger = usage_cost(run_usage(wall_seconds, cost, data), cost, load_catalogue(cost.prices))
+        usage = run_usage(wall_seconds, cost, self.data_totals(stages))
+        ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
         summary = {
             "run": self._config.name,
             "status": status,
