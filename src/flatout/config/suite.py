@@ -121,7 +121,7 @@ def _validated(values: dict[str, Any], path: Path) -> SuiteConfig:
     try:
         config = SuiteConfig.model_validate({"name": path.stem, **values})
     except ValidationError as error:
-        first = error.errors()[0]
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # a typo explains the others
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = (VariantConfig if "variants" in key else SuiteConfig).model_fields

@@ -188,14 +188,11 @@ def as_json(title: str, rows: Sequence[Row]) -> dict[str, Any]:
 def as_terminal(rows: Sequence[Row], width: int) -> list[RenderableType]:
     """A table where it fits, else a paragraph for each experiment; then the differences."""
     widest = [max(len(title), *(len(row.cells[title]) for row in rows)) + 2 for title in rows[0].cells]
-    why = Table(box=None, header_style="dim")
-    for title in _DIFFERENCE_HEADER:
-        why.add_column(title)
-    for row in rows:
-        if row.epochs:
-            why.add_row(*map(Text, _difference(row)))
     shown = [_wide(rows)] if sum(widest) <= width else [_card(row) for row in rows]
-    return [*shown, Text(), Text(_WHY, style="dim"), why] if why.row_count else list(shown)
+    why = []
+    for name, seconds, share, parts in (_difference(row) for row in rows if row.epochs):
+        why.append(Text(name, style="bold").append(f"  {seconds} ({share}): {parts}", style="not bold"))
+    return [*shown, Text(), Text(_WHY, style="dim"), *why] if why else list(shown)
 
 
 def _wide(rows: Sequence[Row]) -> RenderableType:
