@@ -13,6 +13,7 @@ from flatout.reports.comparability import Side, unique_labels
 from flatout.reports.compare import Comparison, compare
 from flatout.reports.compare_page import comparison_page
 from flatout.reports.compare_text import render_comparison
+from flatout.reports.values import flattened
 from flatout.runs import Run
 from flatout.runs.directory import write_text
 from flatout.runs.mean_epoch import mean_epoch
@@ -50,7 +51,7 @@ def _settings(run: Run) -> dict[str, Any]:
             return dict(flat(load_config(run.config).config))
         except ConfigError:  # of a newer version, or edited
             pass
-    return run.config
+    return flattened(run.config)
 
 
 def _write(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.reports.comparability import Side, find_caveats
 from flatout.reports.scaling import Scaling, epoch_usd, scaling
-from flatout.reports.values import nested
+from flatout.reports.values import flattened, nested
 from flatout.runs import Run
 from flatout.runs.summary import higher_is_better
 
@@ -82,15 +82,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
 def _machine(run: Run) -> dict[str, Any]:
     environment = dict(run.environment)
     environment.pop("command", None)
-    return dict(_leaves({**environment, "world_size": run.summary.get("world_size")}))
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        inner = isinstance(value, Mapping) and value
-        found += _leaves(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
-    return found
+    return flattened({**environment, "world_size": run.summary.get("world_size")})
 
 
 def _differing(

@@ -38,7 +38,7 @@ def _differences(found: Comparison) -> list[Markup]:
     pieces = []
     for caption, rows in (("configuration", found.settings), ("machine", found.machines)):
         cells = [(key, *map(setting, values)) for key, values in rows]
-        pieces.append(table((caption, *found.labels), cells, caption))
+        pieces.append(table((caption, *found.labels), cells))
     if not found.settings:
         pieces.insert(0, paragraph("No key of the configuration differs."))
     return pieces
@@ -52,18 +52,14 @@ def _figures(found: Comparison) -> Markup:
 
 
 def _row(found: Comparison, figure: Figure) -> list[str | Markup]:
-    cells: list[str | Markup] = [figure.title, _value(figure, 0)]
+    cells: list[str | Markup] = [figure.title, write_value(figure.key, figure.values[0])]
     for index in range(1, len(found.labels)):
         verdict = judgement(figure, index)
         kind = {"better": "good", "worse": "bad"}.get(verdict, "")
         words = Markup('<span class="pill {}">{}</span>').format(kind, verdict) if verdict else Markup("")
-        cells += [_value(figure, index), Markup("{} {}").format(relation(figure, index), words)]
+        stands = Markup("{} {}").format(relation(figure, index), words)
+        cells += [write_value(figure.key, figure.values[index]), stands]
     return cells
-
-
-def _value(figure: Figure, index: int) -> Markup:
-    tag = Markup("<strong>{}</strong>") if figure.best == index else Markup("{}")
-    return tag.format(write_value(figure.key, figure.values[index]))
 
 
 def _ledger(found: Comparison) -> list[Markup]:

@@ -11,6 +11,7 @@ from flatout.reports.values import write_value
 from flatout.units import format_seconds, format_share
 
 _POINTS = ("accuracy.top1", "accuracy.top5")
+_EQUAL = ("1.00x", "+0.0 points", "-0.0 points")
 
 
 def render_comparison(found: Comparison) -> RenderableType:
@@ -48,9 +49,9 @@ def relation(figure: Figure, index: int) -> str:
 
 
 def judgement(figure: Figure, index: int) -> str:
-    """better or worse than the first run, where that can be said."""
+    """better or worse than the first run, where that can be said and is more than rounding."""
     first, value = figure.values[0], figure.values[index]
-    if figure.better is None or first is None or value is None or value == first:
+    if figure.better is None or first is None or value is None or relation(figure, index) in _EQUAL:
         return ""
     return "better" if (value > first) == (figure.better == "higher") else "worse"
 

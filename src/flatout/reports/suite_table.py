@@ -166,10 +166,18 @@ def as_html(title: str, rows: Sequence[Row]) -> str:
     explained = [_difference(row) for row in rows if row.epochs]
     body = Markup("<header><h1>{}</h1></header><main>{}{}</main>").format(
         title,
-        section("Experiments", table(list(rows[0].cells), [list(row.cells.values()) for row in rows], title)),
+        section("Experiments", table([*rows[0].cells][:-1], [_page_row(row) for row in rows])),
         section("Estimate and actual", paragraph(_WHY), table(_DIFFERENCE_HEADER, explained)) if explained else "",
     )
     return page(title, body)
+
+
+def _page_row(row: Row) -> list[str | Markup]:
+    """The comment under the name: a last column would be cut off on most screens."""
+    name = Markup('{}<br><span class="{}">{}</span>').format(
+        row.name, "bad" if row.causes else "dim", row.cells["comments"]
+    )
+    return [name, *list(row.cells.values())[1:-1]]
 
 
 def as_json(title: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -27,6 +27,15 @@ def nested(values: Any, key: str) -> Any:
     return values
 
 
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value by its dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, Mapping) and value
+        found.update(flattened(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
+    return found
+
+
 def write_value(key: str, value: Any) -> str:
     if value is None:
         return "n/a"
