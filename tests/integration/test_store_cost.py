@@ -24,7 +24,9 @@ def test_every_request_is_on_the_bill(
         monkeypatch.setenv(variable, bucket.options[option])
     make_dataset(bucket.folder, samples_per_class=2 * BATCH_SIZE, val_per_class=1)
     changes = {"train__epochs": 1, "data__workers": workers, "data__worker_kind": kind, "data__stage": "off"}
-    values = recipe(Path("x"), **changes, data__cache="off", cost={"usd_per_hour": 1.0, "store": {"reached": "internet"}})
+    values = recipe(
+        Path("x"), **changes, data__cache="off", cost={"usd_per_hour": 1.0, "store": {"reached": "internet"}}
+    )
     run = flatout.train(values, {"data.path": bucket.url}, run=work / "run")
     data, cost = run.summary["data"], run.summary["cost"]
     samples = 4 * (2 * BATCH_SIZE + 1)

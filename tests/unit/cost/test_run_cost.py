@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.config.schema import CostConfig
-from flatout.cost import load_catalogue, run_usage, spend_rates, usage_cost
+from flatout.cost import Usage, load_catalogue, run_usage, spend_rates, usage_cost
 from flatout.cost.settling import settle
 from flatout.runs import RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
@@ -62,6 +62,26 @@ def test_attempts_cost_what_they_cost_one_by_one(attempts: list[tuple[float, int
     apart = [sum(lines(seconds, {"store_requests": gets}).values()) for seconds, gets in attempts]
     together = lines(sum(s for s, _ in attempts), {"store_requests": sum(g for _, g in attempts)})
     assert sum(together.values()) == pytest.approx(sum(apart), rel=1e-9)
+
+
+UNITS = {  # line -> base units in one of its units
+    "training nodes": ("training_seconds", 3600), "function compute": ("function_gb_seconds", 1),
+    "function requests": ("function_requests", 1e6), "object-store GETs": ("gets", 1e3),
+    "object-store PUTs": ("puts", 1e3), "object-store reads": ("store_read_bytes", 1e9),
+    "object-store storage": ("stored_byte_seconds", 1e9 * 730 * 3600),
+    "transfer across zones": ("transferred_bytes_cross_zone", 1e9 / 2),
+    "transfer across regions": ("transferred_bytes_cross_region", 1e9),
+    "transfer to the internet": ("transferred_bytes_internet", 1e9),
+}  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(UNITS)), st.floats(1e-3, 1e15))
+def test_what_is_billed_is_what_was_used_in_the_units_of_the_price(line: str, amount: float) -> None:
+    field, base_units = UNITS[line]
+    cost = CostConfig.model_validate({"usd_per_hour": 2.0, "store": {"kind": "s3-express"}})
+    (found,) = [each for each in usage_cost(Usage(**{field: amount}), cost, SHIPPED).lines if each.name == line]
+    assert found.quantity * base_units == pytest.approx(amount, rel=1e-12)
 
 
 def test_a_limit_holds_although_something_has_no_price() -> None:
