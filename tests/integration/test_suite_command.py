@@ -86,26 +86,27 @@ def test_a_changed_configuration_is_trained_afresh(work: Path, uninterrupted: Pa
     config = load_config(run.config).config
     renamed = load_config(run.config, {"name": "other"}).config
     changed = load_config(run.config, {"train.lr": 0.07}).config
-    assert next_action(None, config) == "start"
-    assert next_action((run, config), renamed) == "skip"
-    assert next_action((run, config), changed) == "fresh"
+    assert next_action(run, config, renamed) == "skip"
+    assert next_action(run, config, changed) == "fresh"
     for status, cause, action in (
         ("failed", "x", "resume"), ("stopped", "SIGTERM; the same command resumes", "resume"),
         ("stopped", "reached stop.max_usd = $1.00", "skip"),
     ):  # fmt: skip
         run.summary.update(status=status, cause=cause)
-        assert next_action((run, config), config) == action
+        assert next_action(run, config, config) == action
 
 
 def test_wrong_input_is_one_line(work: Path, shapes: Path, uninterrupted: Path) -> None:
     write_recipe(work / "tiny.yaml", shapes)
     (work / "bad.yaml").write_text("recipe: tiny.yaml\nvariants: [{name: a, set: {train.lrr: 1}}]\n")
+    (work / "good.yaml").write_text("recipe: tiny.yaml\nvariants: [{name: a}]\n")
     (work / "damaged").mkdir()
     (work / "damaged/config.yaml").write_text("name: x\n")
     (work / "damaged/summary.json").write_text("{")
     for arguments, says in (
         (("suite", "bad.yaml"), "experiment 'a': unknown key train.lrr; did you mean train.lr?"),
         (("suite", "none.yaml"), "no suite at none.yaml"),
+        (("suite", "good.yaml", "--runs", "tiny.yaml/x"), "cannot make tiny.yaml/x"),
         (("compare", uninterrupted), "two runs or more"),
         (("compare", uninterrupted, uninterrupted), "is given twice"),
         (("compare", uninterrupted, "nowhere"), "no run in nowhere"),

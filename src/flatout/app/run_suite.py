@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -49,21 +48,37 @@ class SuiteResult:
             )
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """An experiment, what it is to be trained with, and where."""
+
+    experiment: Experiment
+    config: Config
+    directory: RunDirectory
+
+
 def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bool) -> SuiteResult:
     """The same call goes on where it stopped: what is finished with the same configuration is not run again."""
     suite = load_suite(path, parse_assignments(assignments))
-    configs = {each.folder: _config(suite, each) for each in suite.experiments}  # all are checked before the first runs
     folder = folder or Path("runs") / suite.name
+    plans = [  # all are checked before the first runs
+        _Plan(each, _config(suite, each), RunDirectory(folder / each.folder)) for each in suite.experiments
+    ]
+    _make(folder)
     console = Console(stderr=True, quiet=quiet, highlight=False)
-    outcomes: dict[str, Outcome] = {}
+    actions = [_action(plan) for plan in plans]
+    outcomes = [_outcome(plan, None) if action == "skip" else None for plan, action in zip(plans, actions, strict=True)]
     with _Children(console) as children:
-        for number, experiment in enumerate(suite.experiments, 1):
+        for at, (plan, action) in enumerate(zip(plans, actions, strict=True)):
             if children.interrupted:
                 break
-            console.print(f"[{number}/{len(suite.experiments)}] {experiment.name}", markup=False, style="bold")
-            outcomes[experiment.folder] = _run(suite, experiment, configs[experiment.folder], folder, children)
-            _write(suite, folder, list(outcomes.values()))
-    found = list(outcomes.values())
+            console.print(f"[{at + 1}/{len(plans)}] {plan.experiment.name}", markup=False, style="bold")
+            if action == "skip":
+                children.say(f"finished already: {plan.directory.root}")
+            else:
+                outcomes[at] = _outcome(plan, children.train(_arguments(suite, plan, action)))
+            _write(suite, folder, [each for each in outcomes if each is not None])
+    found = [each for each in outcomes if each is not None]
     failed = sum(each.cause is not None for each in found)
     return SuiteResult(folder, suite.name, suite_rows(found, suite.columns), failed, children.interrupted)
 
@@ -82,66 +97,66 @@ def _config(suite: Suite, experiment: Experiment) -> Config:
         raise ConfigError(f"experiment {experiment.name!r}: {error}") from None
 
 
-def _run(suite: Suite, experiment: Experiment, config: Config, folder: Path, children: "_Children") -> Outcome:
-    directory = RunDirectory(folder / experiment.folder)
-    if directory.in_use():
-        raise RunDirectoryError(f"{directory.root} is being trained by another process; wait for it, or stop it")
-    action = next_action(_existing(directory), config)
-    if action == "skip":
-        children.say(f"finished already: {directory.root}")
-        return _outcome(experiment, config, directory, None)
-    extra = ["--fresh"] if action == "fresh" else []
-    settings = [f"--set={key}={json.dumps(value)}" for key, value in _settings(experiment).items()]
-    failure = children.train([str(suite.recipe), *settings, f"--run={directory.root}", *extra])
-    return _outcome(experiment, config, directory, failure)
-
-
-def _settings(experiment: Experiment) -> Mapping[str, Any]:
-    return {**experiment.overrides, "name": experiment.folder}
-
-
-def next_action(existing: tuple[Run, Config] | None, wanted: Config) -> str:
-    """skip, resume, start, or start afresh (the old run is moved aside) where another configuration was trained."""
-    if existing is None:
+def _action(plan: _Plan) -> str:
+    if plan.directory.in_use():
+        raise RunDirectoryError(f"{plan.directory.root} is being trained by another process; wait for it, or stop it")
+    if not plan.directory.exists:
         return "start"
-    run, config = existing
-    if [each for each in differences(config, wanted) if each[0] != "name"]:
+    try:
+        run = read_run(plan.directory.root)
+        return next_action(run, load_config(run.config).config, plan.config)
+    except FlatoutError:  # damaged, or written by another version
         return "fresh"
-    cause = str(run.summary.get("cause"))
-    ended = run.status == "completed" or (run.status == "stopped" and not cause.startswith(_BY_SIGNAL))
-    return "skip" if ended else "resume"
 
 
-def _existing(directory: RunDirectory) -> tuple[Run, Config] | None:
-    if not directory.exists:
-        return None
-    run = read_run(directory.root)
+def next_action(run: Run, trained: Config, wanted: Config) -> str:
+    """skip, resume, or start afresh (the old run is moved aside) where another configuration was trained."""
+    if any(key != "name" for key, _, _ in differences(trained, wanted)):
+        return "fresh"
+    return "skip" if _ended(run) else "resume"
+
+
+def _ended(run: Run) -> bool:
+    """At its last step, or by a rule of its own (stop.max_usd and the like)."""
+    by_signal = str(run.summary.get("cause")).startswith(_BY_SIGNAL)
+    return run.status == "completed" or (run.status == "stopped" and not by_signal)
+
+
+def _arguments(suite: Suite, plan: _Plan, action: str) -> list[str]:
+    changes = {**plan.experiment.overrides, "name": plan.experiment.folder}
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in changes.items()]
+    fresh = ["--fresh"] if action == "fresh" else []
+    return [str(suite.recipe), *settings, f"--run={plan.directory.root}", *fresh]
+
+
+def _outcome(plan: _Plan, failure: str | None) -> Outcome:
+    """What the run's files say; `failure` are the last words of a process that did not end well."""
+    experiment, values = plan.experiment, plan.config.model_dump(mode="json", by_alias=True)
     try:
-        return run, load_config(run.config).config
-    except ConfigError:  # written by another version
-        return run, Config(name=run.name)
-
-
-def _outcome(experiment: Experiment, config: Config, directory: RunDirectory, failure: str | None) -> Outcome:
-    values = config.model_dump(mode="json", by_alias=True)
-    try:
-        run = read_run(directory.root) if directory.exists else None
+        run = read_run(plan.directory.root) if plan.directory.exists else None
     except FlatoutError as error:
-        return Outcome(experiment.name, experiment.comment, values, cause=str(error))
+        run, failure = None, str(error)
     if run is None:
         return Outcome(experiment.name, experiment.comment, values, cause=failure)
-    status = run.status
-    cause = None if status == "completed" else f"{status}: {run.summary.get('cause') or failure}"
-    attempts = run.summary.get("attempts") or 1
-    notes = (f"resumed, {attempts} attempts",) if attempts > 1 else ()
-    if failure is not None and status == "completed":  # a finished run that could not be taken up again
-        cause = f"failed: {failure}"
-    return Outcome(experiment.name, experiment.comment, values, run, mean_epoch(run), cause, notes)
+    attempts, why = run.summary.get("attempts") or 1, run.summary.get("cause")
+    notes = [f"resumed, {attempts} attempts"] if attempts > 1 else []
+    cause = failure  # of a run that is complete and was refused, what refused it
+    if _ended(run):
+        notes += [f"{run.status}: {why}"] if why else []
+    else:
+        cause = f"{run.status}: {why or failure}"
+    return Outcome(experiment.name, experiment.comment, values, run, mean_epoch(run), cause, tuple(notes))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot make {folder}: {error.strerror}; choose another --runs DIR") from None
 
 
 def _write(suite: Suite, folder: Path, outcomes: list[Outcome]) -> None:
     rows = suite_rows(outcomes, suite.columns)
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", as_markdown(suite.name, rows))
     write_text(folder / "table.html", as_html(suite.name, rows))
     write_json(folder / "table.json", as_json(suite.name, rows))

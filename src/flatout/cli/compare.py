@@ -10,7 +10,7 @@ from flatout.cli.output import print_json
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories, copied from anywhere.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, copied from anywhere.")],
     html: Annotated[
         Path | None, typer.Option("--html", metavar="PATH", help="Write a page with charts as well.")
     ] = None,

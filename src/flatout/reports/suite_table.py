@@ -76,9 +76,10 @@ def _spread(values: Sequence[Any], write: Callable[[Any], str]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "n/a"
-    if all(isinstance(value, float) for value in known) and len(known) > 1:
+    words = list(dict.fromkeys(write(value) for value in known))
+    if len(words) > 1 and all(isinstance(value, float) for value in known):
         return f"{write(median(known))} ({write(min(known))} to {write(max(known))})"
-    return " / ".join(dict.fromkeys(write(value) for value in known))
+    return " / ".join(words)
 
 
 def _memory(outcome: Outcome) -> float | None:
