@@ -1,6 +1,6 @@
 """Which runs may be compared in what, said in words: a comparison that hides a difference is worse than none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,56 +19,70 @@ class Side:
     epoch: MeanEpoch | None
 
 
-def find_caveats(sides: Sequence[Side]) -> list[tuple[str, str]]:
-    """What keeps the runs from being compared, each as its kind and a sentence."""
-    found: list[tuple[str, str]] = []
-    summaries = [side.run.summary for side in sides]
+Caveat = tuple[str, str]
+"""Its kind, which says what figures it touches (compare.py), and a sentence."""
+
+
+def find_caveats(sides: Sequence[Side]) -> list[Caveat]:
+    """Everything that keeps the runs from being compared, the gravest first."""
+    checks = (_data, _emulated, _task, _unfinished, _amount, _resumed, _prices)
+    return [caveat for check in checks for caveat in check(sides)]
+
+
+def _data(sides: Sequence[Side]) -> Iterator[Caveat]:
     unknown = [side.label for side in sides if not side.run.summary.get("data_fingerprint")]
-    fingerprints = {summary.get("data_fingerprint") for summary in summaries}
-    if len(fingerprints - {None}) > 1:
+    if len({side.run.summary.get("data_fingerprint") for side in sides} - {None}) > 1:
         words = ", ".join(f"{side.label} {_data_words(side.run.summary)}" for side in sides)
-        found.append(("data", f"NOT the same data: {words}; accuracy and epochs do not compare"))
+        yield "data", f"NOT the same data: {words}; accuracy and epochs do not compare"
     elif unknown and len(unknown) < len(sides):
-        found.append(("data", f"nothing says that {_and(unknown)} saw the same data as the others; "
-                              "accuracy and epochs may not compare"))  # fmt: skip
+        same = f"nothing says that {_and(unknown)} saw the same data as the others"
+        yield "data", f"{same}; accuracy and epochs may not compare"
+
+
+def _emulated(sides: Sequence[Side]) -> Iterator[Caveat]:
     emulated = [side.label for side in sides if nested(side.run.summary, "device.emulated")]
-    if emulated and len(emulated) < len(sides):
-        found.append(("emulated", f"{_and(emulated)} ran on an EMULATED device, the others on a real one: times are "
-                                  "a model's against a machine's, and its accuracy means nothing"))  # fmt: skip
+    if len(emulated) == len(sides):
+        yield "accuracy", "all on EMULATED devices: accuracy means nothing"
     elif emulated:
-        found.append(("accuracy", "all on EMULATED devices: accuracy means nothing"))
-    for key, what in (("task", "task"), ("checkpoint.metric", "metric of what is best")):
-        values = [side.settings.get(key) for side in sides]
-        if len({value for value in values if value is not None}) > 1:
-            words = ", ".join(f"{side.label} {value}" for side, value in zip(sides, values, strict=True))
-            found.append(("accuracy" if key == "task" else "metric", f"not the same {what}: {words}"))
-    found += [("unfinished", text) for text in _unfinished(sides)]
-    if len({summary.get("samples_seen") for summary in summaries}) > 1:
+        means = "times are a model's against a machine's, and its accuracy means nothing"
+        yield "emulated", f"{_and(emulated)} ran on an EMULATED device, the others on a real one: {means}"
+
+
+def _task(sides: Sequence[Side]) -> Iterator[Caveat]:
+    for key, kind, what in (("task", "accuracy", "task"), ("checkpoint.metric", "metric", "metric of what is best")):
+        if len({side.settings.get(key) for side in sides} - {None}) > 1:
+            words = ", ".join(f"{side.label} {side.settings.get(key)}" for side in sides)
+            yield kind, f"not the same {what}: {words}"
+
+
+def _amount(sides: Sequence[Side]) -> Iterator[Caveat]:
+    if len({side.run.summary.get("samples_seen") for side in sides}) > 1:
         words = ", ".join(f"{side.label} {side.run.summary.get('samples_seen') or 0:,}" for side in sides)
-        found.append(("amount", f"not the same amount of training: samples seen {words}"))
+        yield "amount", f"not the same amount of training: samples seen {words}"
     if len({_epoch_samples(side) for side in sides} - {None}) > 1:
-        found.append(("epoch", "epochs are not of the same length: not the same number of samples in each"))
+        yield "epoch", "epochs are not of the same length: not the same number of samples in each"
+
+
+def _resumed(sides: Sequence[Side]) -> Iterator[Caveat]:
     for side in sides:
         if (attempts := side.run.summary.get("attempts") or 1) > 1:
-            found.append(
-                ("resumed", f"{side.label} was resumed ({attempts} attempts): its times and cost hold them all")
-            )
-    dates = {nested(summary, "cost.prices_dated") for summary in summaries} - {None}
+            yield "resumed", f"{side.label} was resumed ({attempts} attempts): its times and cost hold them all"
+
+
+def _prices(sides: Sequence[Side]) -> Iterator[Caveat]:
+    dates = {nested(side.run.summary, "cost.prices_dated") for side in sides} - {None}
     if len(dates) > 1:
-        found.append(("prices", f"costs are by price lists of different dates: {', '.join(sorted(map(str, dates)))}"))
-    return found
+        yield "prices", f"costs are by price lists of different dates: {', '.join(sorted(map(str, dates)))}"
 
 
-def _unfinished(sides: Sequence[Side]) -> list[str]:
-    texts = []
+def _unfinished(sides: Sequence[Side]) -> Iterator[Caveat]:
     for side in sides:
         summary = side.run.summary
         if summary.get("imported"):
-            texts.append(f"{side.label} was imported: only what its log held is known")
+            yield "imported", f"{side.label} was imported: only what its log held is known"
         if side.run.status != "completed":
             cause = f" ({summary['cause']})" if summary.get("cause") else ""
-            texts.append(f"{side.label} is {side.run.status}{cause}: its figures are those up to there")
-    return texts
+            yield "unfinished", f"{side.label} is {side.run.status}{cause}: its figures are those up to there"
 
 
 def _epoch_samples(side: Side) -> int | None:

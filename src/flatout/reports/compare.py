@@ -116,11 +116,6 @@ def _wait_share(side: Side) -> float | None:
     return None if wait is None or not wall else float(wait) / float(wall)
 
 
-def _memory(side: Side) -> float | None:
-    found = nested(side.run.summary, "device_use.memory_peak_bytes")
-    return _number(found if found is not None else nested(side.run.summary, "host.rss_peak_bytes"))
-
-
 def _summary(key: str) -> Callable[[Side], Any]:
     return lambda side: nested(side.run.summary, key)
 
@@ -141,7 +136,8 @@ _OTHERS: tuple[_Row, ...] = (
     ("wall_seconds", "wall clock", "lower", "whole", _summary("time.wall_seconds")),
     ("data_wait_share", "waiting for data", "lower", "time", _wait_share),
     ("utilization_mean", "device utilisation", "higher", "time", _summary("device_use.utilization_mean")),
-    ("memory_bytes", "memory, peak", "lower", "time", _memory),
+    ("memory_peak_bytes", "device memory, peak", "lower", "time", _summary("device_use.memory_peak_bytes")),
+    ("rss_peak_bytes", "host memory, peak", "lower", "time", _summary("host.rss_peak_bytes")),
     ("total_usd", "cost", "lower", "whole", _summary("cost.total_usd")),
     ("epoch_usd", "cost per epoch", "lower", "epoch", epoch_usd),
     ("point_usd", "cost per accuracy point", "lower", "accuracy", _point_usd),
