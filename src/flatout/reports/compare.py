@@ -165,7 +165,10 @@ def _figures(sides: Sequence[Side], kinds: set[str]) -> list[Figure]:
     figures = []
     for key, title, better, group, read in (*learnt, *_OTHERS):
         values = tuple(_number(read(side)) for side in sides)
-        if any(value is not None for value in values):
+        repeated = (
+            key == "rss_peak_bytes" and bool(figures) and figures[-1].values == values
+        )  # a CPU's memory is the host's
+        if any(value is not None for value in values) and not repeated:
             figures.append(Figure(key, title, None if group in unjudged else better, values))
     return figures
 
