@@ -104,7 +104,7 @@ class RunRecords:
                 [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
             ),
             "time": {"wall_seconds": wall_seconds, "parts": parts},
-            "data": data,
+            "data": self._data(stages),
             **self.system.sections(
                 busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
                 if recorder.device_clock is None

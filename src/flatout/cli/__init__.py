@@ -9,6 +9,7 @@ def register() -> None:
         config,
         data,
         demo,
+        import_log,
         lr_find,
         pack,
         report,

@@ -162,13 +162,12 @@ def _figures(sides: Sequence[Side], kinds: set[str]) -> list[Figure]:
         unjudged.add("step")  # a larger batch takes longer and does more
     names = dict.fromkeys(name for side in sides for name in side.run.summary.get("accuracy") or {})
     learnt = [_learnt(name) for name in names if name != "best_epoch"]
-    figures = []
+    figures: list[Figure] = []
     for key, title, better, group, read in (*learnt, *_OTHERS):
         values = tuple(_number(read(side)) for side in sides)
-        repeated = (
-            key == "rss_peak_bytes" and bool(figures) and figures[-1].values == values
-        )  # a CPU's memory is the host's
-        if any(value is not None for value in values) and not repeated:
+        if key == "rss_peak_bytes" and figures and figures[-1].values == values:
+            continue  # the memory of a CPU is the host's
+        if any(value is not None for value in values):
             figures.append(Figure(key, title, None if group in unjudged else better, values))
     return figures
 

@@ -10,7 +10,7 @@ from flatout.reports.compare import Comparison, Figure
 from flatout.reports.values import write_value
 from flatout.units import format_seconds, format_share
 
-_POINTS = ("accuracy.top1", "accuracy.top5")
+_POINTS = ("accuracy.top1", "accuracy.top5", "data_wait_share", "utilization_mean")
 _EQUAL = ("1.00x", "+0.0 points", "-0.0 points")
 
 
