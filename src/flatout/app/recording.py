@@ -8,7 +8,7 @@ from typing import Any
 from flatout.app.monitoring import SystemRecords
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
-from flatout.cost import Usage, load_catalogue, usage_cost
+from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import Failure, StageSeconds
 from flatout.data.dataset import Dataset
 from flatout.engine.devices import Device
@@ -83,9 +83,9 @@ class RunRecords:
         epochs = effective_rows(read_table(self._directory.epochs), "epoch")
         wall_seconds = self.earlier_seconds + recorder.wall_seconds()
         parts = add_parts([*self._earlier_parts, recorder.totals()])
-        ledger = usage_cost(
-            Usage(training_seconds=wall_seconds), self._config.cost, load_catalogue(self._config.cost.prices)
-        )
+        cost = self._config.cost
+        usage = run_usage(wall_seconds, cost, self.data_totals(stages))
+        ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
         summary = {
             "run": self._config.name,
             "status": status,
@@ -113,6 +113,7 @@ class RunRecords:
             "checkpoint": self._checkpoint(recorder),
             "cost": ledger.to_dict(),
         }
+        write_json(self._directory.cost, ledger.to_dict())
         write_json(self._directory.summary, summary)
         return summary
 
@@ -121,8 +122,8 @@ class RunRecords:
         for table in (self._steps, self._epochs, self._quarantine):
             table.close()
 
-    def _data(self, stages: StageSeconds) -> dict[str, Any]:
-        """Totals over all attempts."""
+    def data_totals(self, stages: StageSeconds) -> dict[str, Any]:
+        """Over all attempts; of one that was killed, what its last summary knew."""
         now = {
             "bytes_read": stages.bytes_read,
             "fetch_seconds": stages.fetch,
@@ -131,11 +132,16 @@ class RunRecords:
             "collate_seconds": stages.collate,
             "cache_hits": stages.cache_hits,
             "cache_misses": stages.cache_misses,
+            "store_requests": stages.store_requests,
+            "store_bytes": stages.store_bytes,
         }
+        return {name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()}
+
+    def _data(self, stages: StageSeconds) -> dict[str, Any]:
         return {
             "samples_total": len(self._dataset.train) + (len(self._dataset.val) if self._dataset.val else 0),
             "dataset_bytes": self._dataset.total_bytes,
-            **{name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()},
+            **self.data_totals(stages),
             "quarantined": len(self._quarantined),
         }
 

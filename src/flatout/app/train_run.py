@@ -19,12 +19,13 @@ from flatout.app.stopping import Signals, stop_reason
 from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config
-from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
 from flatout.data.batch import StageSeconds
 from flatout.data.budgets import usable_cores
 from flatout.data.dataset import Dataset, open_dataset
 from flatout.data.loader import Loader, choose_workers, open_loader
 from flatout.data.prepare import Recipe
+from flatout.data.readers import store_counters
 from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
 from flatout.engine.device_clock import CudaClock
@@ -161,7 +162,7 @@ class _Session:
         self._trackers = Trackers(setup.config.trackers, self._say)
         self._failed_saves = 0
         self._stage_full_said = False
-        self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
+        self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
@@ -194,7 +195,7 @@ class _Session:
         try:
             job = self._job(learner, progress)
         except FlatoutError as error:  # a loader that cannot start, for want of room in /dev/shm or of an answer
-            self._records.summarise("failed", str(error), self._recorder, StageSeconds(), progress.samples_seen)
+            self._records.summarise("failed", str(error), self._recorder, self._stages(), progress.samples_seen)
             raise
         self._summarise("running", None, job)
         try:
@@ -250,7 +251,7 @@ class _Session:
         return Job(
             config, setup.task, learner, self._loader, self._val_loader, self._recorder, progress,
             save=lambda progress: self._save(learner, progress),
-            stop_reason=lambda: stop_reason(config.stop, self._signals, self._elapsed_seconds, self._usd_per_hour),
+            stop_reason=lambda: stop_reason(config.stop, self._signals, self._elapsed_seconds, self._spent_usd),
             total_steps=setup.total_steps,
         )  # fmt: skip
 
@@ -288,10 +289,10 @@ class _Session:
                 self._records.quarantine(split, loader.quarantine)
 
     def _show(self, job: Job, record: StepRecord) -> None:
-        spent = None if self._usd_per_hour is None else self._elapsed_seconds() / 3600 * self._usd_per_hour
         figures = step_figures(
-            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds, spent
-        )
+            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds,
+            self._spent_usd(),
+        )  # fmt: skip
         self._display.advance(self._title(job), record.step, job.total_steps, figures)
 
     def _title(self, job: Job) -> str:
@@ -299,6 +300,23 @@ class _Session:
 
     def _elapsed_seconds(self) -> float:
         return self._records.earlier_seconds + self._recorder.wall_seconds()
+
+    def _spent_usd(self) -> float | None:
+        """By the prices of the summary's ledger: all attempts, and requests to the store."""
+        if self._rates is None:
+            return None
+        data = self._records.data_totals(self._stages())
+        return self._rates.spent_usd(self._elapsed_seconds(), data["store_requests"], data["store_bytes"])
+
+    def _stages(self) -> StageSeconds:
+        stages = StageSeconds()
+        for loader in (self._loader, self._val_loader):
+            if loader is not None:
+                stages.add(loader.stages)
+        own = store_counters(self._setup.dataset.train.reader)  # worker processes hand theirs over with each batch
+        stages.store_requests += own.requests
+        stages.store_bytes += own.bytes
+        return stages
 
     def _save(self, learner: Learner, progress: Progress) -> None:
         config, folder = self._setup.config, self._directory.checkpoints
@@ -337,13 +355,9 @@ class _Session:
     def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
         if status != "running":
             self._records.system.stop()
-        stages = StageSeconds()
-        for loader in (self._loader, self._val_loader):
-            if loader is not None:
-                stages.add(loader.stages)
         higher = job.task.better[job.config.checkpoint.metric] == "higher"
         summary = self._records.summarise(
-            status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher
+            status, cause, self._recorder, self._stages(), job.progress.samples_seen, digest, higher
         )
         if status != "running":
             self._trackers.finish(summary)

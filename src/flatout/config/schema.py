@@ -263,6 +263,8 @@ class FunctionCostConfig(Section):
 class StoreCostConfig(Section):
     kind: Literal["s3-standard", "s3-express"] = "s3-standard"
     """Price list of the object store."""
+    reached: Literal["same-region", "other-region", "internet"] = "same-region"
+    """How the data comes to the machines; from the same region it costs nothing but the requests."""
 
 
 class DiskCostConfig(Section):

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from flatout.data.batch import Prepared
 from flatout.data.pools import Buffers, Key, late
 from flatout.data.prepare import Recipe, prepare
+from flatout.data.readers import store_counters
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
 from flatout.units import format_bytes
 
@@ -218,8 +219,12 @@ def _serve(connection: Connection, memory: mmap.mmap) -> None:
 def _answer(
     recipe: Recipe, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
 ) -> Prepared | FlatoutError:
+    before = store_counters(recipe.split.reader)
     try:
         prepared = prepare(recipe, *key, images, watch=watch)
+        after = store_counters(recipe.split.reader)  # those of this process: the trainer cannot see them
+        prepared.stages.store_requests = after.requests - before.requests
+        prepared.stages.store_bytes = after.bytes - before.bytes
         prepared.images = images[:0]  # the pixels stay in the mapped buffer
         return prepared
     except FlatoutError as error:

@@ -34,6 +34,7 @@ class RunDirectory:
         self.system = root / "system.csv"
         self.quarantine = root / "quarantine.csv"
         self.summary = root / "summary.json"
+        self.cost = root / "cost.json"
         self.log = root / "log.txt"
         self.spans = root / "spans"
         self.checkpoints = root / "checkpoints"
