@@ -113,6 +113,7 @@ class RunRecords:
             "checkpoint": self._checkpoint(recorder),
             "cost": ledger.to_dict(),
         }
+        recorder.flush()  # so that what a kill leaves behind knows at least as much as this summary
         write_json(self._directory.cost, ledger.to_dict())
         write_json(self._directory.summary, summary)
         return summary
