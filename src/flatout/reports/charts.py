@@ -13,7 +13,16 @@ from markupsafe import Markup
 from flatout.reports.page import joined, printable, shown
 
 MOST_POINTS = 1000  # per series: more than a screen has pixels to show
+_PARTS = (
+    "startup", "data_wait", "copy", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
+    "other", "unattributed",
+)  # fmt: skip
 Point = tuple[float, float | None]
+
+
+def in_order(part: str) -> tuple[int, str]:
+    """Sorts parts of the ledger as a run meets them; names not known here come last."""
+    return (_PARTS.index(part) if part in _PARTS else len(_PARTS), part)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / wanted
     unit = 10.0 ** math.floor(math.log10(rough))
-    stride = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
+    stride = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
     first = math.ceil(low / stride - 1e-9)
     return [n * stride for n in range(first, math.floor(high / stride + 1e-9) + 1)]
 
@@ -102,7 +111,7 @@ def area_chart(
     """What every stretch of equal length consists of, stacked; names are colour classes, values shares of 1."""
     if not bins:
         return Markup("")
-    names = [name for name in dict.fromkeys(n for each in bins for n in each) if any(each.get(name) for each in bins)]
+    names = sorted({name for each in bins for name, share in each.items() if share > 0}, key=in_order)
     frame = _Frame(*extent, 0.0, 100.0, 150)
     below, paths, width = [0.0] * len(bins), [], 1000 / len(bins)
     for name in names:
@@ -229,13 +238,13 @@ def _figure(
 
 
 def _grid(frame: _Frame) -> Markup:
-    lines = "".join(f"M0 {frame.y(t):.1f}H1000" for t in ticks(frame.y_low, frame.y_high, 4))
+    lines = "".join(f"M0 {frame.y(t):.1f}H1000" for t in ticks(frame.y_low, frame.y_high))
     return Markup('<path class="grid" d="{}"/>').format(lines)
 
 
 def _y_axis(frame: _Frame, unit: str) -> Markup:
     text = Markup('<text x="50" y="{:.1f}" text-anchor="end">{}</text>')
-    marks = ticks(frame.y_low, frame.y_high, 4)
+    marks = ticks(frame.y_low, frame.y_high)
     labels = joined(text.format(frame.y(t) + 4, f"{t:.6g}{unit}") for t in marks)
     return Markup('<svg height="{}" aria-hidden="true">{}</svg>').format(frame.height, labels)
 

@@ -221,7 +221,11 @@ def _schedule_end(curves: Curves, peak: float | None) -> str:
     peak = peak or max((value for value in curves.learning_rate if value is not None), default=None)
     if rate is None or not peak or rate > _SCHEDULE_END * peak:
         return ""
-    return f"the learning rate has ended at {rate:.2g} ({100 * rate / peak:.2g} % of its peak)"
+    return (
+        f"the learning rate has ended at {rate:.2g} of {peak:g}"
+        if rate > 1e-4 * peak
+        else ("the learning rate has ended at 0")
+    )
 
 
 def _train_words(curves: Curves) -> str:
