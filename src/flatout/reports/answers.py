@@ -187,6 +187,8 @@ _WHY = {
 def _learning_rate(details: Details) -> str:
     train, text = details.run.config.get("train") or {}, _part(details, "learning_rate").get("schedule")
     schedule = str(train.get("schedule"))
+    if not train:
+        return "n/a"
     words = text or f"{schedule}, peak {train.get('lr')}, {train.get('warmup_epochs')} epochs of warm-up"
     warm = "; the warm-up keeps large first steps from wrecking fresh weights" if train.get("warmup_epochs") else ""
     return f"{words}: {_WHY[schedule]}{warm}" if schedule in _WHY else words

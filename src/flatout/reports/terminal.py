@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.reports.answers import answers, is_emulated
+from flatout.reports.page import printable
 from flatout.runs.convergence import metric_of
 from flatout.runs.details import Details
 from flatout.units import format_seconds, format_share
@@ -25,7 +26,12 @@ def render(details: Details, written: Mapping[str, str] | None = None) -> Render
     """Everything as one renderable, from the run's files alone; `written` are files to point at."""
     files = _files(details, written or {})
     content = Group(*_headline(details), Text(), *_ledger(details), Text(), _answers(details), Text(), files)
-    return Panel(content, title=Text(f"flatout: {details.run.name}"), title_align="left", padding=(1, 2))
+    return Panel(content, title=_text(f"flatout: {details.run.name}"), title_align="left", padding=(1, 2))
+
+
+def _text(value: str, style: str = "") -> Text:
+    """What strangers named: neither markup nor control characters."""
+    return Text(printable(value), style, overflow="fold")
 
 
 def _headline(details: Details) -> list[Text]:
@@ -41,9 +47,9 @@ def _headline(details: Details) -> list[Text]:
         line.append("  EMULATED device: accuracy means nothing", style="bold yellow")
     lines = [line]
     if run.summary.get("cause"):
-        lines.append(Text(run.summary["cause"], style="yellow"))
-    lines += [Text(f"ALARM: {alarm}", style="bold red") for alarm in found.get("alarms") or []]
-    lines += [Text(details.diagnosis, style="yellow")] if details.diagnosis else []
+        lines.append(_text(run.summary["cause"], "yellow"))
+    lines += [_text(f"ALARM: {alarm}", "bold red") for alarm in found.get("alarms") or []]
+    lines += [_text(details.diagnosis, "yellow")] if details.diagnosis else []
     return lines
 
 
@@ -85,12 +91,12 @@ def _answers(details: Details) -> Table:
     table.add_column(no_wrap=True)
     table.add_column()
     for question, answer in answers(details):
-        table.add_row(Text(question, style="dim"), Text(answer))
+        table.add_row(Text(question, style="dim"), _text(answer))
     return table
 
 
 def _files(details: Details, written: Mapping[str, str]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, place in {"run": str(details.run.directory), **written}.items():
-        table.add_row(Text(name, style="dim"), Text(place, overflow="fold"))
+        table.add_row(Text(name, style="dim"), _text(place))
     return table
