@@ -129,4 +129,5 @@ def correlation(points: Sequence[tuple[float, float]]) -> float | None:
     mean_x, mean_y = (sum(p[i] for p in points) / len(points) for i in (0, 1))
     xx, yy = (sum((p[i] - mean) ** 2 for p in points) for i, mean in ((0, mean_x), (1, mean_y)))
     xy = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return xy / math.sqrt(xx * yy) if xx > 0 and yy > 0 else None
+    changes = xx > 1e-12 * mean_x**2 * len(points) and yy > 1e-12 * mean_y**2 * len(points)  # more than rounding
+    return xy / math.sqrt(xx * yy) if changes else None
