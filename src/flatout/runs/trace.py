@@ -68,13 +68,14 @@ def _rank_events(process: int, path: Path, origin: float) -> Iterator[Event]:
         if row.value is not None:
             yield {"name": f"{row.lane} {row.name}", "ph": "C", "pid": process, "ts": at, "args": {row.name: row.value}}
             continue
-        lane = row.lane or _MAIN
+        # sums of short spans overlap each other, and a viewer drops what overlaps: a thread for each name
+        lane = row.lane or (_MAIN if row.spans == 1 else f"{_MAIN}: {row.name}, summed up each second")
         if lane not in threads:
             threads[lane] = len(threads)
             yield _name("thread_name", process, threads[lane], lane)
         yield {
             "name": row.name, "cat": "lane" if row.lane else "main", "ph": "X", "pid": process, "tid": threads[lane],
-            "ts": at, "dur": _micro(row.seconds), "args": {"step": row.step},
+            "ts": at, "dur": _micro(row.seconds), "args": {"step": row.step, "spans": row.spans},
         }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def test_thinning_keeps_ends_and_spikes() -> None:
 @given(st.lists(values, max_size=3000))
 def test_any_values_give_a_well_formed_chart_or_none(column: list[float | None]) -> None:
     chart = line_chart("Loss", [Series("a", [(float(i), y) for i, y in enumerate(column)])], "step")
-    finite = [y for y in column if y is not None and math.isfinite(y)]
+    finite = [y for y in column if y is not None and abs(y) < 1e100]
     assert bool(chart) == bool(finite)
     if chart:
         assert "nan" not in chart

@@ -180,7 +180,7 @@ def test_a_trace_for_perfetto(folder: Path) -> None:
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {(0, 0): "main thread", (0, 1): f"loader {ATTACK}", (1, 0): "main thread"}
     first = next(e for e in events if e["name"] == "forward")
-    assert (first["ts"], first["dur"], first["tid"], first["args"]) == (1.2e6, 0.7e6, 0, {"step": 1})
+    assert (first["ts"], first["dur"], first["tid"], first["args"]) == (1.2e6, 0.7e6, 0, {"step": 1, "spans": 1})
     other = next(e for e in events if e["ph"] == "X" and e["pid"] == 1)
     assert other["ts"] == 3e6  # ranks share one clock
     counters = {e["name"] for e in events if e["ph"] == "C"}

@@ -1,7 +1,6 @@
 """What a person reads about a run: the facts that are known, n/a for the others, names as they are."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +151,7 @@ def test_a_name_cannot_break_out_of_the_plot(tmp_path: Path) -> None:
     write_lr_plot(tmp_path / "lr.html", attack, result)
     page = (tmp_path / "lr.html").read_text(encoding="utf-8")
     assert attack not in page
+    assert page.count("<script") == 1
     assert "alert(1)" in page
-    assert "src=" not in page.split("Plotly.newPlot")[-1]  # one file, nothing fetched
-    assert json.dumps(0.2) in page
+    assert ">0.1<" in page.replace("\n", "")  # the axis says rates, not logarithms
+    assert len(page) < 50_000

@@ -153,6 +153,7 @@ def test_lanes_and_readings_are_read_and_damage_is_left_out(tmp_path: Path) -> N
         '{"name":"startup","step":0,"start":0.0,"seconds":1.0,"own":1.0}',
         '{"lane":"loader 0","name":"fetch","step":1,"start":0.5,"seconds":0.25}',
         '{"lane":"queue","name":"depth","start":0.75,"value":3}',
+        '{"name":"copy","step":9,"start":0.8,"seconds":0.1,"own":0.1,"count":12}',
         "[]", "7", '{"name":"forward"}', '{"name":"forward","step":1,"start":"x","seconds":1,"own":1}', '{"lane":"a","na',
         "\x00\x00",
     ]  # fmt: skip
@@ -162,6 +163,7 @@ def test_lanes_and_readings_are_read_and_damage_is_left_out(tmp_path: Path) -> N
         Row("", "startup", 0, 0.0, 1.0, 1.0, None),
         Row("loader 0", "fetch", 1, 0.5, 0.25, 0.25, None),
         Row("queue", "depth", 0, 0.75, 0.0, 0.0, 3.0),
+        Row("", "copy", 9, 0.8, 0.1, 0.1, None, 12),
     ]
     activity = read_activity(path, [])
     assert activity.overview.lanes()["loader 0"][2] == pytest.approx(1.0)
