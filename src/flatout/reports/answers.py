@@ -137,7 +137,8 @@ def _device(details: Details) -> str:
     shares = [(label, use.get(key)) for label, key in (("busy", "busy_fraction"), ("utilisation", "utilization_mean"))]
     known = [f"{label} {100 * value:.0f} %" for label, value in shares if value is not None]
     memory = use.get("memory_peak_bytes")
-    known += [f"memory peak {format_bytes(memory)}"] if memory is not None else []
+    holder = f" ({use['memory_peak_of']})" if use.get("memory_peak_of") else ""
+    known += [f"memory peak {format_bytes(memory)}{holder}"] if memory is not None else []
     known += [f"{use['power_watts_mean']:.0f} W"] if use.get("power_watts_mean") is not None else []
     return f"{name}: {', '.join(known) or 'utilisation n/a, memory n/a'}"
 

@@ -18,7 +18,7 @@ _NOT_METRICS = ("attempt", "epoch", "step", "samples", "train_loss", "val_loss",
 def curve_charts(details: Details) -> Markup:
     """Loss, metrics, learning rate and step time; those that have values."""
     epochs, steps = details.run.epochs, details.run.steps
-    ends = [float(row["step"]) for row in epochs]
+    ends = [end if end is not None else n + 1.0 for n, end in enumerate(numbers(epochs, "step"))]
     marks = [(at, f"end of epoch {int(row['epoch']) + 1}") for at, row in zip(ends, epochs, strict=True)][-200:]
     at = [float(row["step"]) for row in steps]
     loss = [
@@ -26,7 +26,8 @@ def curve_charts(details: Details) -> Markup:
         Series("training, by epoch", _points(ends, numbers(epochs, "train_loss")), "s0", dots=True),
         Series("validation", _points(ends, numbers(epochs, "val_loss")), "s1", dots=True),
     ]
-    rates = Series("learning rate", _points(at, numbers(steps, "learning_rate")), "s3")
+    by_step = steps or epochs  # an imported log may have epochs alone
+    rates = Series("learning rate", _points(at or ends, numbers(by_step, "learning_rate")), "s3")
     unit, factor, seconds = *_second_unit(details), numbers(steps, "step_seconds")
     times = [
         Series("step", _scaled(at, seconds, factor), "s0"),

@@ -101,8 +101,7 @@ def _tiles(details: Details) -> Markup:
     return tiles([
         (metric.title, None if value is None else metric.write(value), emulated or _best(found)),
         ("wall clock", format_seconds(wall), f"{len(details.run.steps):,} steps"),
-        ("samples/s", None if rate is None else f"{rate:,.0f}", emulated),
-        ("median step", format_seconds(step), emulated),
+        ("samples/s", None if rate is None else f"{rate:,.0f}", emulated or f"median step {format_seconds(step)}"),
         ("waiting for data", format_share(parts.get("data_wait"), wall), "of the wall clock"),
         ("device utilisation", None if use is None else f"{100 * use:.0f} %", emulated or _device_name(summary)),
         ("cost", format_usd(total), "" if total is not None else "no price set"),
@@ -123,7 +122,7 @@ def _time(details: Details) -> list[Markup]:
 
 
 def _curves(details: Details) -> list[Markup]:
-    if not details.run.steps:
+    if not details.run.steps and not details.run.epochs:
         return [paragraph("No step has been recorded.", "dim")]
     how = "Point at a curve, or focus it and use the arrow keys, to read values; names switch series."
     return [paragraph(how, "dim"), curve_charts(details)]

@@ -105,6 +105,16 @@ def test_a_run_killed_at_birth_gives_a_page(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"] == []
 
 
+def test_a_log_of_epochs_alone_has_curves(tmp_path: Path) -> None:
+    rows = [
+        {"attempt": "1", "epoch": str(n), "step": "", "train_loss": "1", "learning_rate": "0.1", "top1": "0.5"}
+        for n in range(3)
+    ]
+    whole = report_page(read_details(Run(tmp_path, {"run": "x", "status": "completed"}, {}, {}, [], rows)))
+    for title in ("Loss", "Accuracy", "Learning rate"):
+        assert f"<figcaption>{title}</figcaption>" in whole
+
+
 def test_an_emulated_run_says_so_everywhere(folder: Path) -> None:
     details = details_of(folder, {**SUMMARY, "device": {"name": "T4", "emulated": True}})
     whole = report_page(details)
