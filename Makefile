@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := gcc libjpeg62-turbo-dev fuse3
+SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium
 
 .PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote
 
