@@ -1,0 +1,67 @@
+"""A whole run from its steps, and when copying the data first pays."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flatout.cost import Ledger, Usage
+from flatout.diagnosis.model.interval import ZERO, Interval, propagate
+
+UNEXPLAINED_SHARE = 0.05
+"""Of the measured time: more than this and the model has no business giving a verdict."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run consists of; seconds of one validation and of one checkpoint."""
+
+    step: Interval
+    steps_per_epoch: int
+    epochs: int
+    startup: Interval = ZERO
+    staging: Interval = ZERO
+    cold_extra: Interval = ZERO
+    """What the first epoch takes longer than the others."""
+    epoch_gap: Interval = ZERO
+    validation: Interval = ZERO
+    validations: int = 0
+    checkpoint: Interval = ZERO
+    checkpoints: int = 0
+
+    def epoch_seconds(self) -> Interval:
+        return self.step * self.steps_per_epoch + self.epoch_gap
+
+    def run_seconds(self) -> Interval:
+        once = self.startup + self.staging + self.cold_extra
+        evaluating = self.validation * self.validations + self.checkpoint * self.checkpoints
+        return once + self.epoch_seconds() * self.epochs + evaluating
+
+
+def run_usd(seconds: Interval, usage_after: Callable[[float], Usage], price: Callable[[Usage], Ledger]) -> Interval:
+    """What a run of that length costs by the ledger; `usage_after` says what is used in so many seconds."""
+    return propagate(lambda after: price(usage_after(after)).lines_usd, seconds)
+
+
+def break_even_epochs(
+    first: float, warm_remote: float, local: float, copy: float, second: float | None = None
+) -> int | None:
+    """From how many epochs on copying first costs less; None where it never does. In seconds or in dollars alike.
+
+    `first` and `second` are the first two epochs read remotely, `warm_remote` each later one.
+    """
+    per_epoch = warm_remote - local
+    if per_epoch <= 0:
+        return None
+    head = first + (second if second is not None else warm_remote)
+    behind = copy + 2 * local - head
+    return max(1, 2 + math.ceil(behind / per_epoch)) if behind > 0 else _within_two(first, local, copy)
+
+
+def _within_two(first: float, local: float, copy: float) -> int:
+    return 1 if copy + local <= first else 2
+
+
+def unexplained_seconds(expected: Interval, measured: float) -> float:
+    """What was measured beyond the upper bound of what the parts explain; 0 where that is a small share of it."""
+    beyond = measured - expected.high
+    return beyond if beyond > UNEXPLAINED_SHARE * measured else 0.0
