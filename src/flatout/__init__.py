@@ -6,9 +6,10 @@ Names are loaded on first use, so that importing flatout does not import torch.
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "normalize", "open_batches", "train"]
+__all__ = ["Run", "explain", "normalize", "open_batches", "train"]
 
 if TYPE_CHECKING:
+    from flatout.app.explain import explain as explain
     from flatout.app.library import open_batches as open_batches
     from flatout.app.library import train as train
     from flatout.data.normalize import normalize as normalize
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Run": "flatout.runs",
+    "explain": "flatout.app.explain",
     "normalize": "flatout.data.normalize",
     "open_batches": "flatout.app.library",
     "train": "flatout.app.library",

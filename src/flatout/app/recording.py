@@ -165,6 +165,8 @@ class RunRecords:
             "classes": len(self._dataset.classes),
             "dataset_bytes": self._dataset.total_bytes,
             **self.data_totals(stages),
+            "classes": len(self._dataset.classes),
+            **{name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()},
             "quarantined": len(self._quarantined),
         }
 

@@ -9,6 +9,7 @@ def register() -> None:
         config,
         data,
         demo,
+        explain,
         import_log,
         lr_find,
         pack,

@@ -1,0 +1,1 @@
+"""What holds a run back, what a change would buy. Never imports torch."""

@@ -1,0 +1,39 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json, RunPath
+from flatout.cli.output import print_json
+
+
+@app.command()
+def explain(
+    run: RunPath,
+    fix: Annotated[
+        Path | None,
+        typer.Option("--fix", metavar="RECIPE", help="Write a new recipe with the fixes; nothing is run."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What holds this run back, and what would it buy to change it?
+
+    A verdict in one sentence, then findings, best first: evidence from the
+    run's own files, a fix, the predicted gain with its interval, and dollars.
+    Works on finished, running and dead runs. Written to RUN/findings.json.
+
+    Examples:  flatout explain runs/demo   |   flatout explain runs/demo --fix faster.yaml
+    """
+    from flatout.app.explain import explain as explain_run
+    from flatout.app.explain import print_explanation, read_run, write_fixed_recipe
+
+    found = read_run(run)
+    explanation = explain_run(found)
+    changes = write_fixed_recipe(found, explanation, fix) if fix is not None else None
+    if as_json:
+        print_json({**explanation.to_dict(), **({} if fix is None else {"recipe": str(fix), "changes": changes})})
+        return
+    print_explanation(found, explanation)
+    if fix is not None:
+        typer.echo(f"{fix}: {', '.join(f'{key}={value}' for key, value in (changes or {}).items())}", err=True)

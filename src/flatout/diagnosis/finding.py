@@ -1,0 +1,85 @@
+"""One diagnosed cause: what was seen, what to change, what that buys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.signals import Signals
+
+CAUSES = (
+    "compute", "data-workers", "data-decode", "data-augment", "data-fetch", "copy", "network", "straggler", "memory",
+    "checkpoint", "validation", "startup", "epoch-start", "host", "labels", "diverged", "unexplained",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What to do; `changes` are keys of the recipe, where that is all it takes."""
+
+    text: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    id: str
+    cause: str | None
+    """One of CAUSES; None for advice that explains no time."""
+    title: str
+    """One sentence with figures: the verdict, if this is what holds the run back most."""
+    evidence: tuple[str, ...]
+    fix: Fix
+    gain: Interval | None = None
+    """How many times faster the whole run gets; None where the gain is not time."""
+    saved_seconds: float = 0.0
+    usd: float | None = None
+    urgent: bool = False
+    """The run's result cannot be trusted, or the run will not last; comes before anything about its speed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        gain = None if self.gain is None else {"factor": self.gain.value, "low": self.gain.low, "high": self.gain.high}
+        kept = {"id": self.id, "cause": self.cause, "title": self.title, "evidence": list(self.evidence)}
+        return {**kept, "fix": asdict(self.fix), "gain": gain, "saved_seconds": self.saved_seconds, "usd": self.usd}
+
+
+def run_gain(signals: Signals, saved: Interval) -> Interval:
+    """Seconds saved of the whole run as a factor on its speed."""
+    wall = signals.wall_seconds
+
+    def factor(seconds: float) -> float:
+        return wall / max(wall - seconds, 0.02 * wall)
+
+    return Interval(factor(saved.value), factor(max(0.0, saved.low)), factor(saved.high))
+
+
+def saving(
+    signals: Signals,
+    id: str,
+    cause: str | None,
+    title: str,
+    evidence: tuple[str, ...],
+    fix: Fix,
+    saved: Interval,
+) -> Finding:
+    """A finding about time; its dollars are those of the saved seconds."""
+    usd = None if signals.usd_per_hour is None else saved.value / 3600 * signals.usd_per_hour
+    return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd)
+
+
+def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:
+    """Seconds of the run saved if every warm step took `new_step_seconds`, give or take."""
+    steps = len(signals.warm_steps)
+
+    def saved(seconds: float) -> float:
+        return max(0.0, (signals.step_seconds - seconds) * steps)
+
+    return Interval(
+        saved(new_step_seconds), saved(new_step_seconds * (1 + error)), saved(new_step_seconds * (1 - error))
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

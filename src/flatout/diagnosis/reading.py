@@ -1,0 +1,249 @@
+"""From a run's files to Signals. Tolerant: what is missing, torn or of a newer kind is None, never an error."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Signals, Step, Store, System
+from flatout.runs import Run
+from flatout.runs.directory import read_table
+
+_FETCHERS = 4  # of data/loader.py: threads that wait for a store beside the workers
+_LOADS = ("fetch", "decode", "augment", "collate")
+
+
+def read_signals(run: Run) -> Signals:
+    """Everything the run's directory says that a rule may want to know."""
+    summary, config = run.summary, run.config
+    data, time = _section(summary, "data"), _section(summary, "time")
+    steps, epochs = tuple(map(_step, run.steps)), tuple(map(_epoch, run.epochs))
+    return Signals(
+        wall_seconds=time.get("wall_seconds") or 0.0,
+        parts=time.get("parts") or {},
+        status=run.status,
+        cause=summary.get("cause"),
+        steps=steps,
+        epochs=epochs,
+        classes=_classes(run),
+        fetch_seconds=data.get("fetch_seconds"),
+        decode_seconds=data.get("decode_seconds"),
+        augment_seconds=data.get("augment_seconds"),
+        bytes_read=data.get("bytes_read"),
+        dataset_bytes=data.get("dataset_bytes"),
+        cache_hits=data.get("cache_hits"),
+        cache_misses=data.get("cache_misses"),
+        samples_loaded=_samples_loaded(summary, steps, epochs),
+        validations=sum(epoch.val_loss is not None for epoch in epochs),
+        checkpoints=_span_count(run.directory, "checkpoint"),
+        device_memory_peak_bytes=_section(summary, "device_use").get("memory_peak_bytes"),
+        device_memory_total_bytes=_section(summary, "device_use").get("memory_total_bytes"),
+        flops_share=_section(summary, "device_use").get("flops_share"),
+        usd_per_hour=_usd_per_hour(summary),
+        store=_store(data),
+        system=_system(run.directory),
+        memory_total_bytes=run.environment.get("memory_bytes"),
+        prediction_errors=tuple(_section(summary, "prediction").get("errors") or ()),
+        ranks=_ranks(run),
+        **_from_config(config, run.environment),
+        **_lanes(run.directory),
+    )
+
+
+def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    data, train = _section(config, "data"), _section(config, "train")
+    device = _section(environment, "device").get("kind") or config.get("device") or "cpu"
+    cores = _section(environment, "cpu").get("cores_usable") or 1
+    workers = _workers(data.get("workers"), device, cores)
+    remote = "://" in str(data.get("path") or "")
+    kind = str(data.get("worker_kind") or "auto")
+    fetchers = _FETCHERS if remote and workers and kind != "process" else 0
+    prefetch = data.get("prefetch")
+    emulated = _section(config, "emulated") if device == "emulated" else {}
+    threads = config.get("threads")
+    return {
+        "device_kind": device,
+        "cores": cores,
+        "threads": threads if isinstance(threads, int) else cores,
+        "batch_size": data.get("batch_size") or 1,
+        "epochs_planned": train.get("epochs") or 1,
+        "steps_planned": train.get("max_steps"),
+        "workers": workers,
+        "worker_kind": "process" if kind == "process" else "thread",
+        "fetchers": fetchers,
+        "prefetch": prefetch if isinstance(prefetch, int) else max(1, 2 * workers + fetchers),
+        "remote": remote,
+        "staged": remote and data.get("stage") != "off" and kind != "process",
+        "cache": data.get("cache") or "off",
+        "python_augment": _colours_in_python(config),
+        "emulated_base_seconds": emulated.get("base_seconds"),
+        "emulated_seconds_per_sample": emulated.get("seconds_per_sample"),
+        "precision": train.get("precision") or "fp32",
+        "channels_last": bool(train.get("channels_last")),
+        "compiled": bool(train.get("compile")),
+        "checkpointing": bool(train.get("checkpointing")),
+        "accumulate": train.get("accumulate") or 1,
+        "log_every": train["log_every"] if isinstance(train.get("log_every"), int) else 1 if device == "cpu" else 10,
+        "validate_every": _section(config, "validate").get("every_epochs") or 1,
+        "checkpoint_every_steps": _section(config, "checkpoint").get("every_steps"),
+        "spot": bool(_section(config, "cost").get("spot")),
+    }
+
+
+def _workers(wanted: Any, device: str, cores: int) -> int:
+    """As data/loader.py chooses them."""
+    if isinstance(wanted, int):
+        return wanted
+    return 1 if device == "cpu" else max(1, min(cores - 1, 16))
+
+
+def _colours_in_python(config: Mapping[str, Any]) -> bool:
+    view = _section(_section(config, "views"), str(_section(config, "data").get("view")))
+    return bool(view.get("trivial_augment") or any(view.get("colour_jitter") or ()))
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _step(row: Mapping[str, str]) -> Step:
+    return Step(
+        int(row["epoch"]), int(row["batch_index"]), int(row["samples"]), _number(row["step_seconds"]) or 0.0,
+        _number(row["data_wait_seconds"]) or 0.0, _number(row.get("loss")), _number(row.get("time_unix")),
+    )  # fmt: skip
+
+
+def _epoch(row: Mapping[str, str]) -> Epoch:
+    return Epoch(
+        int(row["epoch"]), _number(row.get("train_loss")), _number(row.get("val_loss")), _number(row.get("top1"))
+    )
+
+
+def _classes(run: Run) -> int | None:
+    counted = _section(run.summary, "data").get("classes")
+    if isinstance(counted, int):
+        return counted
+    wanted = _section(run.config, "data").get("classes")
+    return len(wanted) if isinstance(wanted, list) else wanted if isinstance(wanted, int) else None
+
+
+def _samples_loaded(summary: Mapping[str, Any], steps: Sequence[Step], epochs: Sequence[Epoch]) -> int | None:
+    """Training samples, and those of every validation: the loader's totals are over both."""
+    seen = summary.get("samples_seen")
+    total = _section(summary, "data").get("samples_total")
+    if not seen:
+        return None
+    whole: dict[int, int] = {}
+    for step in steps:
+        whole[step.epoch] = whole.get(step.epoch, 0) + step.samples
+    held_out = max(0, total - max(whole.values())) if total and whole and len(epochs) >= 1 else 0
+    return int(seen + held_out * sum(epoch.val_loss is not None for epoch in epochs))
+
+
+def _usd_per_hour(summary: Mapping[str, Any]) -> float | None:
+    total = _section(summary, "cost").get("total_usd")
+    wall = _section(summary, "time").get("wall_seconds")
+    return total / wall * 3600 if total is not None and wall else None
+
+
+def _store(data: Mapping[str, Any]) -> Store | None:
+    requests = data.get("store_requests")
+    if not requests:
+        return None
+    return Store(
+        requests, data.get("store_retries"), data.get("store_throttles"), data.get("store_request_seconds_p50"),
+        data.get("store_request_seconds_p99"),
+    )  # fmt: skip
+
+
+# Lanes
+
+
+def _spans(path: Path) -> Iterable[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # cut short by a kill
+            if isinstance(row, dict):
+                yield row
+
+
+def _span_count(directory: Path, name: str) -> int:
+    return sum(row.get("name") == name and "lane" not in row for row in _spans(directory / "spans" / "rank0.jsonl"))
+
+
+def _lanes(directory: Path) -> dict[str, Any]:
+    """What workers did for each batch, and how many batches were ready."""
+    loads: dict[int, dict[str, float]] = {}
+    depths: list[float] = []
+    for row in _spans(directory / "spans" / "rank0.jsonl"):
+        lane, name = str(row.get("lane", "")), row.get("name")
+        if lane == "queue" and name == "depth":
+            depths.append(float(row.get("value") or 0.0))
+        elif lane.startswith("loader") and name in _LOADS and isinstance(row.get("step"), int):
+            stages = loads.setdefault(row["step"], {})
+            stages[name] = stages.get(name, 0.0) + float(row.get("seconds") or 0.0)
+    batches = tuple(
+        BatchLoad(step, *(stages.get(name, 0.0) for name in _LOADS)) for step, stages in sorted(loads.items())
+    )
+    return {"loads": batches, "queue_depths": tuple(depths)}
+
+
+# Monitors
+
+
+def _system(directory: Path) -> System:
+    rows = read_table(directory / "system.csv")
+
+    def column(*names: str, per: str | None = None) -> tuple[float, ...]:
+        """The first of these columns that holds numbers; `per` names one to divide by."""
+        for name in names:
+            pairs = [(_number(row.get(name)), _number(row.get(per)) if per else 1.0) for row in rows]
+            values = tuple(value / by for value, by in pairs if value is not None and by and math.isfinite(value))
+            if values:
+                return values
+        return ()
+
+    def matching(prefix: str, suffix: str) -> list[str]:
+        return [name for name in (rows[0] if rows else {}) if name.startswith(prefix) and name.endswith(suffix)]
+
+    return System(
+        seconds=column("time_unix", "seconds"),
+        cpu_share=column("cpu"),
+        process_cores=column("process_cores"),
+        resident_bytes=column("rss_bytes"),
+        available_bytes=column("memory_free_bytes"),
+        disk_read_bytes_per_second=column(*matching("disk_", "_read_bytes"), per="interval_seconds"),
+        disk_busy_share=column(*matching("disk_", "_busy")),
+        device_busy_share=column("gpu0_utilization"),
+        device_clock_share=column("gpu0_sm_clock_mhz", per="gpu0_sm_clock_max_mhz"),
+        device_celsius=column("gpu0_temperature_celsius"),
+    )
+
+
+def _ranks(run: Run) -> Ranks | None:
+    world = run.summary.get("world_size") or 1
+    if world < 2:
+        return None
+    network = _section(run.summary, "network")
+    return Ranks(
+        world_size=world,
+        mode=str(_section(run.config, "parallel").get("mode") or "ddp"),
+        link_bits_per_second=network.get("link_bits_per_second"),
+        peak_bits_per_second=network.get("peak_bits_per_second"),
+    )

@@ -1,0 +1,44 @@
+"""Augmentation, not decoding, is what keeps the workers busy."""
+
+from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.signals import Signals
+from flatout.units import format_seconds
+
+
+def augment_dominates(signals: Signals) -> bool:
+    """More than 60 % of the work: no number of workers makes that a reasonable share."""
+    load = signals.load
+    return load is not None and load.augment_seconds > 0.6 * load.seconds
+
+
+def find(signals: Signals) -> Finding | None:
+    load = signals.load
+    if not signals.starved or load is None or signals.fetch_bound:
+        return None
+    busy = signals.cores_saturated or signals.workers >= signals.cores
+    if not augment_dominates(signals) and not (busy and load.augment_seconds > load.decode_seconds):
+        return None
+    rest = 1 - load.augment_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0
+    return saving(
+        signals,
+        "augment-bound",
+        "data-augment",
+        f"Augmentation is the limit: {percent(signals.wait_share)} of each step waits for data, and augmenting is "
+        f"{percent(load.augment_seconds / load.seconds)} of the work for it",
+        (
+            f"augmenting takes {format_seconds(load.augment_seconds / signals.batch)} an image, decoding "
+            f"{format_seconds(load.decode_seconds / signals.batch)}",
+            f"{signals.workers} worker(s), {signals.cores} usable cores",
+        ),
+        _fix(signals),
+        faster_steps(signals, signals.step_with(max(1, signals.workers), work_factor=rest), error=0.3),
+    )
+
+
+def _fix(signals: Signals) -> Fix:
+    if signals.python_augment and signals.worker_kind == "thread" and signals.cores > 1:
+        return Fix(
+            "colour operations run in Python: drop colour_jitter and trivial_augment from the view, or use processes",
+            {"data.worker_kind": "process", "data.workers": max(signals.workers, signals.cores)},
+        )
+    return Fix("use a view with a smaller side or fewer operations (views: in the recipe)")

@@ -1,0 +1,28 @@
+"""Batches take very different times: on average they are quick enough, but the queue runs empty."""
+
+from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.model.step import VARIABLE_CV, replay, variation
+from flatout.diagnosis.signals import Signals
+
+
+def find(signals: Signals) -> Finding | None:
+    times = [each.seconds for each in signals.loads]
+    if signals.workers == 0 or not signals.starved or len(times) < 8:
+        return None
+    spread = variation(times)
+    if spread <= VARIABLE_CV or signals.loading_seconds(signals.workers) > signals.own_seconds:
+        return None
+    deeper = min(1024, 4 * signals.prefetch)
+    now = replay(times, signals.own_seconds, signals.workers, signals.prefetch)
+    then = replay(times, signals.own_seconds, signals.workers, deeper)
+    fetching = sum(each.fetch_seconds for each in signals.loads) > 0.5 * sum(times)
+    return saving(
+        signals,
+        "bursty-loading",
+        "data-fetch" if fetching else "data-workers",
+        f"Batches come in bursts: {percent(signals.wait_share)} of each step waits for data although workers are quick "
+        "enough on average",
+        (f"the time to prepare a batch varies by {percent(spread)}; {signals.prefetch} batches are prepared ahead",),
+        Fix(f"prepare {deeper} batches ahead", {"data.prefetch": deeper}),
+        faster_steps(signals, signals.step_seconds * then / now if now > 0 else signals.step_seconds),
+    )

@@ -1,0 +1,50 @@
+"""Something else takes the processor away from this run."""
+
+from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.signals import Signals
+from flatout.units import format_seconds
+
+
+def find(signals: Signals) -> Finding | None:
+    return _slower_than_calibrated(signals) or _others_compute(signals)
+
+
+def _slower_than_calibrated(signals: Signals) -> Finding | None:
+    """An emulated device knows how long its steps must take."""
+    base, each = signals.emulated_base_seconds, signals.emulated_seconds_per_sample
+    if base is None or each is None or not signals.steps_done:
+        return None
+    expected = base + each * signals.batch
+    computed = (signals.part("forward") + signals.part("backward")) / signals.steps_done
+    late = computed - expected
+    if expected <= 0 or late <= 0.25 * expected or late < 0.005:
+        return None
+    return saving(
+        signals,
+        "busy-host",
+        "host",
+        f"The machine is too busy: the device's part of a step takes {format_seconds(computed)} instead of "
+        f"{format_seconds(expected)}",
+        (f"{percent(late / expected)} more than the emulated device is set to",),
+        Fix("end what else runs here, or use fewer workers, so that the training thread is not kept waiting"),
+        faster_steps(signals, signals.step_seconds - late),
+    )
+
+
+def _others_compute(signals: Signals) -> Finding | None:
+    cpu, own = signals.system.cpu_share, signals.system.process_cores
+    if not cpu or not own or signals.device_kind != "cpu" or signals.starved:
+        return None
+    busy, ours = sum(cpu) / len(cpu) * signals.cores, sum(own) / len(own)
+    others = busy - ours
+    if busy < 0.9 * signals.cores or others < 0.35 * signals.cores:
+        return None
+    return saving(
+        signals,
+        "busy-host",
+        "host",
+        f"Other processes use {others:.1f} of {signals.cores} cores",
+        (f"the machine is {percent(busy / signals.cores)} busy, this run uses {ours:.1f} cores",),
+        Fix("end what else runs here"),
+        faster_steps(signals, signals.step_seconds * (1 - others / signals.cores), error=0.3),
+    )

@@ -1,0 +1,36 @@
+"""The first epoch is slower than the others: it reads what later ones find nearby."""
+
+from flatout.diagnosis.finding import Finding, Fix, percent, saving
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.signals import WARM_UP_STEPS, Signals
+from flatout.units import format_seconds
+
+
+def find(signals: Signals) -> Finding | None:
+    ratio = signals.cold_ratio
+    if ratio is None or ratio <= 1.3:
+        return None
+    first = [step for step in signals.steps[WARM_UP_STEPS:] if step.epoch == signals.steps[0].epoch]
+    extra = sum(max(0.0, step.wait_seconds - signals.wait_seconds) for step in first)
+    if signals.share(extra) <= 0.05:
+        return None
+    fetching = (signals.fetch_seconds or 0.0) > (signals.decode_seconds or 0.0) + (signals.augment_seconds or 0.0)
+    return saving(
+        signals,
+        "cold-epoch",
+        "data-fetch" if fetching or signals.remote else "data-decode",
+        f"The first epoch is cold: its steps take {ratio:.1f} times as long as those of later epochs, because "
+        f"{'the store is read' if fetching or signals.remote else 'samples are decoded'} only then",
+        (
+            f"it waits {format_seconds(extra)} longer for data, {percent(signals.share(extra))} of the run",
+            f"later steps take {format_seconds(signals.step_seconds)}",
+        ),
+        _fix(signals, fetching),
+        Interval(extra * 0.7, extra * 0.3, extra),
+    )
+
+
+def _fix(signals: Signals, fetching: bool) -> Fix:
+    if fetching or signals.remote:
+        return Fix("judge speed by warm epochs; stage before the machine is rented: flatout data stage")
+    return Fix("keep decoded samples from run to run, or pack them: flatout data pack", {"data.cache": "disk"})

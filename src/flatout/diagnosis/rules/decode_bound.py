@@ -1,0 +1,39 @@
+"""Every core decodes and the device still waits: less decoding, since there are no more hands."""
+
+from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.rules.augment_bound import augment_dominates
+from flatout.diagnosis.signals import Signals
+from flatout.units import format_seconds
+
+
+def find(signals: Signals) -> Finding | None:
+    load = signals.load
+    if signals.workers == 0 or not signals.starved or load is None or signals.fetch_bound:
+        return None
+    hands_free = not signals.cores_saturated and signals.workers < signals.cores
+    if hands_free or augment_dominates(signals) or load.augment_seconds > load.decode_seconds:
+        return None
+    rest = 1 - load.decode_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0
+    return saving(
+        signals,
+        "decode-bound",
+        "data-decode",
+        f"Decoding is the limit: {percent(signals.wait_share)} of each step waits for data while "
+        f"{min(signals.cores_busy, signals.cores):.1f} of {signals.cores} cores are busy",
+        (
+            f"decoding takes {format_seconds(load.decode_seconds / signals.batch)} an image, "
+            f"{percent(load.decode_seconds / load.seconds)} of the work for a batch",
+            f"{signals.workers} worker(s) on {signals.cores} usable cores",
+        ),
+        _fix(signals),
+        faster_steps(signals, signals.step_with(signals.workers, work_factor=rest), error=0.3),
+    )
+
+
+def _fix(signals: Signals) -> Fix:
+    if signals.cache == "off" and signals.epochs_planned > 1:
+        return Fix(
+            "keep decoded samples after the first epoch, or pack them resized: flatout data pack",
+            {"data.cache": "auto"},
+        )
+    return Fix("pack the dataset resized to what the view needs: flatout data pack --help")

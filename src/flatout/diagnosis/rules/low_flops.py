@@ -1,0 +1,28 @@
+"""The device is busy, but not with much arithmetic."""
+
+from flatout.diagnosis.finding import Finding, Fix, percent, saving
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.signals import Signals
+
+
+def find(signals: Signals) -> Finding | None:
+    busy = signals.system.device_busy_share
+    if signals.flops_share is None or signals.flops_share >= 0.25 or not busy or sum(busy) / len(busy) < 0.9:
+        return None
+    changes: dict[str, object] = {}
+    if signals.precision == "fp32":
+        changes["train.precision"] = "bf16"
+    if not signals.channels_last:
+        changes["train.channels_last"] = True
+    if not signals.compiled:
+        changes["train.compile"] = True
+    computing = signals.part("forward") + signals.part("backward")
+    return saving(
+        signals,
+        "low-flops",
+        "compute",
+        f"The device is busy but reaches {percent(signals.flops_share)} of its arithmetic",
+        (f"precision {signals.precision}, channels_last {signals.channels_last}, compiled {signals.compiled}",),
+        Fix("use the tensor cores: 16-bit arithmetic, channels last, compile; flatout tune measures it", changes),
+        Interval(computing * 0.3, 0.0, computing * 0.6),
+    )

@@ -1,0 +1,58 @@
+"""The network sits flat at a round number: the speed a port was set to."""
+
+from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.model.communication import (
+    ROUND_CAPS_BITS_PER_SECOND,
+    Link,
+    even_buckets,
+    exposed_seconds,
+    round_cap,
+)
+from flatout.diagnosis.rules.straggler import straggler_seconds
+from flatout.diagnosis.signals import Signals
+from flatout.units import format_bits_per_second, format_bytes, format_seconds
+
+
+def capped_at(signals: Signals) -> float | None:
+    """Bits per second of the port, where traffic sits just under a round number."""
+    ranks = signals.ranks
+    if ranks is None or ranks.communication_seconds is None or straggler_seconds(signals) > 0:
+        return None
+    if ranks.communication_seconds <= 0.1 * signals.step_seconds or ranks.peak_bits_per_second is None:
+        return None
+    if ranks.link_bits_per_second and ranks.peak_bits_per_second >= 0.9 * ranks.link_bits_per_second:
+        return ranks.link_bits_per_second
+    return round_cap(ranks.peak_bits_per_second)
+
+
+def find(signals: Signals) -> Finding | None:
+    cap, ranks = capped_at(signals), signals.ranks
+    if cap is None or ranks is None or ranks.communication_seconds is None:
+        return None
+    faster = next((each for each in ROUND_CAPS_BITS_PER_SECOND if each > 5 * cap), 10 * cap)
+    return saving(
+        signals,
+        "port-speed",
+        "network",
+        f"The network is the limit: traffic sits at {format_bits_per_second(ranks.peak_bits_per_second)}, a "
+        f"{format_bits_per_second(cap)} port, and {percent(ranks.communication_seconds / signals.step_seconds)} of a "
+        "step waits for gradients",
+        (
+            f"{format_seconds(ranks.communication_seconds)} of {format_seconds(signals.step_seconds)} a step wait for "
+            f"communication; {format_bytes(cap / 8)}/s is all this port can move",
+        ),
+        Fix(f"raise the port to {format_bits_per_second(faster)} (switch, instance type or provider's setting)"),
+        faster_steps(signals, _step_at(signals, faster), error=0.2),
+    )
+
+
+def _step_at(signals: Signals, bits_per_second: float) -> float:
+    ranks = signals.ranks
+    assert ranks is not None
+    assert ranks.communication_seconds is not None
+    device = signals.own_seconds - ranks.communication_seconds
+    if ranks.gradient_bytes is None:
+        cap = capped_at(signals) or bits_per_second
+        return device + ranks.communication_seconds * cap / bits_per_second
+    buckets = even_buckets(ranks.gradient_bytes, device / 3, device * 2 / 3)
+    return device + exposed_seconds(buckets, ranks.world_size, Link(bits_per_second / 8), device)
