@@ -1,0 +1,53 @@
+"""Which of several findings becomes the verdict, and when there is none."""
+
+from constructed import signals, steps
+
+from flatout.diagnosis.signals import Epoch, Step
+from flatout.diagnosis.verdict import explain_signals
+
+
+def test_a_healthy_run_gets_a_clean_bill() -> None:
+    explained = explain_signals(signals())
+    assert (explained.cause, explained.healthy) == ("compute", True)
+    assert explained.findings == ()
+
+
+def test_the_largest_saving_leads() -> None:
+    explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"checkpoint": 5.0}))
+    assert explained.cause == "data-workers"
+    assert [finding.id for finding in explained.findings] == ["few-workers", "checkpoint-time"]
+    assert explained.findings[0].saved_seconds > explained.findings[1].saved_seconds
+
+
+def test_a_wrong_result_comes_before_a_slow_one() -> None:
+    mismatched = (Epoch(0, 2.0, 2.5, 0.1), Epoch(1, 1.0, 2.6, 0.1))
+    explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), epochs=mismatched))
+    assert explained.cause == "labels"
+
+
+def test_no_verdict_on_speed_when_time_has_no_owner() -> None:
+    explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"unattributed": 10.0}))
+    assert explained.cause == "unexplained"
+    assert "No verdict" in explained.verdict
+
+
+def test_divergence_is_named_even_when_time_has_no_owner() -> None:
+    diverged = tuple(Step(0, n, 64, 0.1, 0.0, loss=2.0 * 1.05**n) for n in range(100))
+    assert explain_signals(signals(steps=diverged, parts={"unattributed": 10.0})).cause == "diverged"
+
+
+def test_no_verdict_from_a_handful_of_steps() -> None:
+    explained = explain_signals(signals(steps=steps()[:3]))
+    assert explained.cause == "unexplained"
+    assert "3 steps" in explained.verdict
+
+
+def test_a_small_saving_is_a_finding_but_no_verdict() -> None:
+    explained = explain_signals(signals(parts={"validation": 1.2}))
+    assert explained.healthy
+    assert [finding.id for finding in explained.findings] == ["validation-time"]
+
+
+def test_dollars_are_those_of_the_saved_seconds() -> None:
+    finding = explain_signals(signals(parts={"checkpoint": 8.0}, usd_per_hour=3600.0)).findings[0]
+    assert finding.usd == finding.saved_seconds
