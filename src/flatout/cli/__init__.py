@@ -13,6 +13,7 @@ def register() -> None:
         import_log,
         lr_find,
         pack,
+        predict,
         report,
         runs,
         suite,

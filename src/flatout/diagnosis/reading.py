@@ -57,7 +57,7 @@ def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
     data, train = _section(config, "data"), _section(config, "train")
     device = _section(environment, "device").get("kind") or config.get("device") or "cpu"
     cores = _section(environment, "cpu").get("cores_usable") or 1
-    workers = _workers(data.get("workers"), device, cores)
+    workers = workers_of(data.get("workers"), device, cores)
     remote = "://" in str(data.get("path") or "")
     kind = str(data.get("worker_kind") or "auto")
     fetchers = _FETCHERS if remote and workers and kind != "process" else 0
@@ -93,7 +93,7 @@ def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
     }
 
 
-def _workers(wanted: Any, device: str, cores: int) -> int:
+def workers_of(wanted: Any, device: str, cores: int) -> int:
     """As data/loader.py chooses them."""
     if isinstance(wanted, int):
         return wanted
@@ -188,16 +188,21 @@ def _span_count(directory: Path, name: str) -> int:
 
 
 def _lanes(directory: Path) -> dict[str, Any]:
-    """What workers did for each batch, and how many batches were ready."""
+    """What workers did for each batch, and how many batches were ready. A later attempt's word on a step counts."""
     loads: dict[int, dict[str, float]] = {}
+    attempt: dict[int, dict[str, float]] = {}
     depths: list[float] = []
     for row in _spans(directory / "spans" / "rank0.jsonl"):
-        lane, name = str(row.get("lane", "")), row.get("name")
-        if lane == "queue" and name == "depth":
+        lane, name = row.get("lane"), row.get("name")
+        if "attempt" in row:
+            loads.update(attempt)
+            attempt = {}
+        elif lane == "queue" and name == "depth":
             depths.append(float(row.get("value") or 0.0))
-        elif lane.startswith("loader") and name in _LOADS and isinstance(row.get("step"), int):
-            stages = loads.setdefault(row["step"], {})
+        elif lane is not None and name in _LOADS and isinstance(row.get("step"), int):
+            stages = attempt.setdefault(row["step"] + 1, {})  # taken after that step, for the next
             stages[name] = stages.get(name, 0.0) + float(row.get("seconds") or 0.0)
+    loads.update(attempt)
     batches = tuple(
         BatchLoad(step, *(stages.get(name, 0.0) for name in _LOADS)) for step, stages in sorted(loads.items())
     )

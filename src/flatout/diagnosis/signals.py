@@ -234,7 +234,9 @@ class Signals:
     def load(self) -> BatchLoad | None:
         """Mean work for one batch of the warm steps: from the workers' lanes, else from the run's totals."""
         if self.loads:
-            warm = [each for each in self.loads if each.step > self.steps_done - len(self.warm_steps)] or self.loads
+            ordinary = {id(step) for step in self.warm_steps}
+            numbers = {number for number, step in enumerate(self.steps, 1) if id(step) in ordinary}
+            warm = [each for each in self.loads if each.step in numbers] or list(self.loads)
             return BatchLoad(
                 0,
                 _mean([each.fetch_seconds for each in warm]),

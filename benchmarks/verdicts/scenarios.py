@@ -1,0 +1,184 @@
+"""Runs with one thing wrong (or nothing): what is injected, how, and the cause that `flatout explain` must name.
+
+A recipe does it where it can. Where it cannot (a slow logger, a leak), `inject` patches the process that trains.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from servers.faults import Faults, Rule
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    cause: str
+    """What explain must answer."""
+    says: str = ""
+    """A word that its verdict must hold, where the cause's word alone would be too coarse."""
+    data: str = "small"
+    """Which dataset: small (64 px), big (512 px), tiny-val, long-val, mismatched."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    faults: Faults | None = None
+    """Of a store; the dataset is then read from S3."""
+    inject: Callable[[], None] | None = None
+    fails: bool = False
+    ranks: int = 1
+
+
+# What is patched into the training process
+
+
+def slow_logger() -> None:
+    """A tracker that answers in 30 ms, asked after every step."""
+    from flatout.app.recording import RunRecords
+
+    write = RunRecords.step
+
+    def step(self: RunRecords, record: Any) -> None:
+        time.sleep(0.03)
+        write(self, record)
+
+    RunRecords.step = step  # type: ignore[method-assign]
+
+
+def slow_start() -> None:
+    """A listing that takes 12 s."""
+    from flatout.app import train_run
+
+    prepare = train_run.prepare_setup
+
+    def prepare_setup(config: Any) -> Any:
+        time.sleep(12)
+        return prepare(config)
+
+    train_run.prepare_setup = prepare_setup
+
+
+def slow_epoch_start() -> None:
+    """Workers that are built anew for each epoch."""
+    from flatout.data.loader import Loader
+
+    epoch = Loader.epoch
+
+    def slow(self: Loader, number: int, start: int = 0) -> Any:
+        time.sleep(1.0)
+        yield from epoch(self, number, start)
+
+    Loader.epoch = slow  # type: ignore[method-assign]
+
+
+def leak() -> None:
+    """40 MB kept from every step."""
+    from flatout.app.recording import RunRecords
+
+    write, kept = RunRecords.step, []
+
+    def step(self: RunRecords, record: Any) -> None:
+        kept.append(bytearray(b"x" * 40_000_000))
+        write(self, record)
+
+    RunRecords.step = step  # type: ignore[method-assign]
+
+
+def slow_copy() -> None:
+    from flatout.tasks.classification import Classification
+
+    copy = Classification.to_device
+
+    def to_device(self: Classification, *arguments: Any) -> Any:
+        time.sleep(0.02)
+        return copy(self, *arguments)
+
+    Classification.to_device = to_device  # type: ignore[method-assign]
+
+
+def busy_neighbour() -> None:
+    """Three processes that only compute, until the trainer ends."""
+    import multiprocessing
+
+    for _ in range(3):
+        multiprocessing.get_context("fork").Process(target=_compute, daemon=True).start()
+
+
+def _compute() -> None:
+    while True:
+        sum(range(10**6))
+
+
+def unowned_time() -> None:
+    """A pause between spans: nobody's."""
+    from flatout.engine import loop
+
+    ended = loop._steps_done
+
+    def steps_done(*arguments: Any) -> bool:
+        time.sleep(0.03)
+        return ended(*arguments)
+
+    loop._steps_done = steps_done
+
+
+def slow_augment() -> None:
+    """A transform of the user's own, in Python: 3 ms an image."""
+    from flatout.data import prepare
+
+    finished = prepare._finished
+
+    def slow(recipe: Any, fetched: Any, images: Any, *rest: Any) -> Any:
+        started = time.perf_counter()
+        while time.perf_counter() < started + 0.003 * len(fetched.ids):
+            sum(range(1000))
+        fetched.stages.augment += time.perf_counter() - started
+        return finished(recipe, fetched, images, *rest)
+
+    prepare._finished = slow
+
+
+# The matrix. Emulated devices want 64 images in 30 ms unless said otherwise.
+
+QUICK = {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0004}
+SLOW = {"emulated.base_seconds": 0.02, "emulated.seconds_per_sample": 0.002}
+COLOURS = {
+    "views.colourful.base": "train-64", "views.colourful.colour_jitter": [0.4, 0.4, 0.4],
+    "views.colourful.trivial_augment": True, "data.view": "colourful",
+}  # fmt: skip
+REAL = {"device": "cpu", "threads": 1, "model.width": 0.125, "data.batch_size": 32, "train.max_steps": 60}
+
+SCENARIOS = (
+    Scenario("healthy: compute-bound, emulated", "compute", settings=SLOW),
+    Scenario("healthy: compute-bound, real CPU", "compute", settings=REAL),
+    Scenario("healthy: spare cores and a full queue", "compute", settings={**SLOW, "data.workers": 2}),
+    Scenario("healthy: decoded cache in memory, many epochs", "compute", settings={**SLOW, "data.cache": "memory", "train.epochs": 8}),
+    Scenario("0 workers", "data-workers", data="big", settings={**QUICK, "data.workers": 0}),
+    Scenario("0 workers, real CPU", "data-workers", data="big", settings={**REAL, "data.workers": 0}),
+    Scenario("too few workers", "data-workers", data="big", settings={**QUICK, "data.workers": 1}),
+    Scenario("heavy decode, every core busy", "data-decode", data="big", settings={**QUICK, "data.workers": 2, "emulated.seconds_per_sample": 0.0001}),
+    Scenario("heavy Python augmentation (colours)", "data-augment", settings={**QUICK, **COLOURS, "data.workers": 2}),
+    Scenario("heavy Python augmentation (own transform)", "data-augment", settings={**QUICK, "data.workers": 1}, inject=slow_augment),
+    Scenario("slow store: latency 300 ms", "data-fetch", settings={**QUICK, "data.stage": "off"}, faults=Faults(latency_seconds=0.3)),
+    Scenario("slow store: bandwidth 1 MB/s", "data-fetch", data="big", settings={**QUICK, "data.stage": "off"}, faults=Faults(bytes_per_second=1e6)),
+    Scenario("throttling store", "data-fetch", says="throttle", settings={**QUICK, "data.stage": "off"},
+             faults=Faults(rules=[Rule("throttle", share=0.4, objects_only=True)])),
+    Scenario("unreliable store", "data-fetch", settings={**QUICK, "data.stage": "off"},
+             faults=Faults(latency_seconds=0.1, rules=[Rule("disconnect", share=0.3, objects_only=True)])),
+    Scenario("cold first epoch, then staged", "data-fetch", says="first epoch", settings={**SLOW, "data.stage": "auto", "train.epochs": 4},
+             faults=Faults(latency_seconds=0.5)),
+    Scenario("cold first epoch, then cached", "data-decode", says="first epoch", data="big",
+             settings={**QUICK, "data.cache": "memory", "data.workers": 2, "train.epochs": 8, "emulated.seconds_per_sample": 0.001}),
+    Scenario("slow epoch start", "epoch-start", settings={**SLOW, "train.epochs": 6}, inject=slow_epoch_start),
+    Scenario("tiny batch, emulated", "host", says="batch", settings={**QUICK, "data.batch_size": 2, "train.epochs": 1, "train.max_steps": 250}),
+    Scenario("tiny batch, real CPU", "host", says="batch", settings={**REAL, "data.batch_size": 2, "train.max_steps": 150}),
+    Scenario("checkpoint every step", "checkpoint", settings={**SLOW, "checkpoint.every_steps": 1}),
+    Scenario("long validation", "validation", data="long-val", settings={**SLOW, "emulated.seconds_per_sample": 0.001}),
+    Scenario("slow start-up", "startup", settings=SLOW, inject=slow_start),
+    Scenario("wrong labels in val", "labels", data="mismatched", settings={**REAL, "train.epochs": 6, "train.max_steps": None, "data.view": "train-32", "data.eval_view": "eval-32", "views.train-32.base": "train-64", "views.train-32.size": 32, "views.eval-32.base": "eval-64", "views.eval-32.size": 32, "validate.every_epochs": 1}),
+    Scenario("NaN: learning rate far too high", "diverged", settings={**REAL, "train.lr": 1e9, "train.warmup_epochs": 0}, fails=True),
+    Scenario("memory growth", "memory", settings={**SLOW, "train.epochs": 6}, inject=leak),
+    Scenario("device idle while a logger is awaited", "host", says="idle", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_logger),
+    Scenario("slow copy to the device", "copy", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_copy),
+    Scenario("busy neighbour", "host", says="busy", settings={**SLOW, "threads": 1}, inject=busy_neighbour),
+    Scenario("time without an owner", "unexplained", says="No verdict", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=unowned_time),
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Predict what changes to a run would buy, keep the predictions with the run, and score them when the run follows."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flatout.config.loading import config_digest, load_config, parse_assignments
+from flatout.config.schema import Config
+from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.diagnosis.calibration import Calibration, Settings, calibrate
+from flatout.diagnosis.reading import read_signals, workers_of
+from flatout.diagnosis.what_if import SETTINGS, Prediction, predict
+from flatout.errors import ConfigError, RunDirectoryError
+from flatout.reports.predictions import predictions_table, scores_table
+from flatout.runs import Run, list_runs, read_run
+from flatout.runs.directory import read_json
+
+PREDICTIONS = "predictions.jsonl"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A prediction beside the run that followed it."""
+
+    made_in: str
+    changes: Mapping[str, Any]
+    run: str
+    step_predicted: float
+    step_measured: float
+    error: float
+    """Relative, of the step: predicted over measured, less one."""
+    inside: bool
+
+
+def predict_changes(run: Run | str | Path, alternatives: Sequence[Mapping[str, Any]]) -> list[Prediction]:
+    """The run as it is, then each alternative. Kept in the run's predictions.jsonl."""
+    run = run if isinstance(run, Run) else read_run(run)
+    config = load_config(run.config).config
+    calibration = calibration_of(run, config)
+    resolved = [_as_settings(calibration, config, changes) for changes in alternatives]
+    predictions = [predict(calibration, changes) for changes in ({}, *resolved)]
+    _keep(run, config, predictions[1:], alternatives)
+    return predictions
+
+
+def parse_alternatives(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Each text is one alternative: changes with a comma between them."""
+    alternatives = [parse_assignments([part for part in text.split(",") if part.strip()]) for text in texts]
+    if not alternatives or not all(alternatives):
+        raise ConfigError(
+            "nothing to predict; say for example --if data.workers=4 --if data.workers=4,data.batch_size=128"
+        )
+    return alternatives
+
+
+def calibration_of(run: Run, config: Config) -> Calibration:
+    """From probe.json in the run's directory where there is one, else from the run's own records."""
+    probed = read_json(run.directory / "probe.json")
+    if probed.get("calibration"):
+        return Calibration.from_dict(probed["calibration"])
+    signals = read_signals(run)
+    if signals.steps_done < 3:
+        raise RunDirectoryError(
+            f"{run.directory} has {signals.steps_done} steps; a prediction needs at least 3: train it a little longer"
+        )
+    return calibrate(signals, settings_of(config, signals.workers))
+
+
+def settings_of(config: Config, workers: int) -> Settings:
+    data, train = config.data, config.train
+    return Settings(
+        data.batch_size, workers, train.epochs, train.max_steps, data.cache,
+        data.stage if "://" in data.path else "off", train.checkpointing, train.accumulate,
+        config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
+        data.prefetch if isinstance(data.prefetch, int) else max(1, 2 * workers),
+    )  # fmt: skip
+
+
+def _as_settings(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a recipe are checked as a recipe's; a change of machine becomes a price."""
+    ours = {key: value for key, value in changes.items() if _in_recipe(key)}
+    changed = load_config(config.model_dump(mode="json", by_alias=True), ours).config
+    resolved = dict(changes)
+    if "data.workers" in ours:
+        resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, calibration.cores)
+    if any(key.startswith("cost.") for key in ours):
+        resolved = {key: value for key, value in resolved.items() if not key.startswith("cost.")}
+        rate = hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices))
+        if rate is not None:
+            resolved["cost.usd_per_hour"] = rate
+    return resolved
+
+
+def _in_recipe(key: str) -> bool:
+    return key in SETTINGS or key.startswith(("cost.", "emulated.", "data.", "train.", "model.", "parallel."))
+
+
+def _keep(
+    run: Run, config: Config, predictions: Sequence[Prediction], alternatives: Sequence[Mapping[str, Any]]
+) -> None:
+    lines = []
+    for prediction, changes in zip(predictions, alternatives, strict=True):
+        ours = {key: value for key, value in changes.items() if _in_recipe(key)}
+        expected = load_config(config.model_dump(mode="json", by_alias=True), ours).config
+        elsewhere = sorted(set(changes) - set(ours))
+        told = {"made_unix": time.time(), "config_digest": config_digest(expected), "outside_recipe": elsewhere}
+        lines.append(json.dumps({**told, **prediction.to_dict(), "changes": dict(changes)}))
+    try:
+        with (run.directory / PREDICTIONS).open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot keep the prediction in {run.directory}: {error.strerror}") from None
+
+
+def score_predictions(folder: Path) -> list[Score]:
+    """Every prediction under a folder of runs for which a run with just that configuration followed."""
+    runs = list_runs(folder)
+    return [
+        _score(origin, kept, run)
+        for origin in runs
+        for kept in read_predictions(origin.directory)
+        for run in runs
+        if run.directory != origin.directory and _follows(run, kept)
+    ]
+
+
+def read_predictions(directory: Path) -> Iterator[dict[str, Any]]:
+    path = directory / PREDICTIONS
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue  # cut short
+
+
+def _follows(run: Run, kept: Mapping[str, Any]) -> bool:
+    same = run.summary.get("config_digest") == kept.get("config_digest") and not kept.get("outside_recipe")
+    started = _started_unix(run)
+    return same and len(run.steps) >= 3 and (started is None or started >= kept["made_unix"])
+
+
+def _started_unix(run: Run) -> float | None:
+    return float(run.steps[0]["time_unix"]) if run.steps and run.steps[0].get("time_unix") else None
+
+
+def _score(origin: Run, kept: Mapping[str, Any], run: Run) -> Score:
+    measured = read_signals(run).step_seconds
+    step = kept["step"]
+    inside = step["low"] <= measured <= step["high"]
+    return Score(origin.name, kept["changes"], run.name, step["value"], measured, step["value"] / measured - 1, inside)
+
+
+def print_predictions(predictions: Sequence[Prediction]) -> None:
+    Console(highlight=False).print(predictions_table(predictions))
+
+
+def print_scores(scores: Sequence[Score]) -> None:
+    if not scores:
+        Console(highlight=False).print("no prediction has a run that followed it yet", markup=False)
+        return
+    errors = [abs(each.error) for each in scores]
+    inside = sum(each.inside for each in scores)
+    Console(highlight=False).print(scores_table(scores))
+    Console(highlight=False).print(
+        f"mean absolute error {100 * sum(errors) / len(errors):.1f} %, {inside} of {len(scores)} inside their interval",
+        markup=False,
+    )

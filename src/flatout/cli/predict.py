@@ -1,0 +1,58 @@
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def predict(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Run to start from; with --score a folder of runs.")
+    ] = None,
+    alternatives: Annotated[
+        list[str] | None,
+        typer.Option("--if", metavar="KEY=VALUE[,KEY=VALUE]", help="One alternative; may be given several times."),
+    ] = None,
+    score: Annotated[
+        bool, typer.Option("--score", help="Compare earlier predictions with the runs that followed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What would a change buy? Step, epoch, run, memory and cost, each with an interval.
+
+    Keys are those of a recipe (data.workers, data.batch_size, data.cache,
+    data.stage, train.checkpointing, train.accumulate, train.epochs,
+    cost.instance, ...) and of the world around it: storage.latency=50ms,
+    storage.bandwidth=200Mbps, link=1Gbps, ranks=4. Predictions are kept in
+    RUN/predictions.jsonl; --score holds them against runs that followed.
+
+    Examples:  flatout predict runs/demo --if data.workers=4 --if data.workers=4,data.batch_size=128
+               flatout predict --score
+    """
+    from flatout.app.predict import (
+        parse_alternatives,
+        predict_changes,
+        print_predictions,
+        print_scores,
+        score_predictions,
+    )
+
+    if score:
+        scores = score_predictions(run or Path("runs"))
+        if as_json:
+            print_json([asdict(each) for each in scores])
+        else:
+            print_scores(scores)
+        return
+    if run is None:
+        raise typer.BadParameter("say which run, for example: flatout predict runs/demo --if data.workers=4")
+    predictions = predict_changes(run, parse_alternatives(alternatives or []))
+    if as_json:
+        print_json([each.to_dict() for each in predictions])
+    else:
+        print_predictions(predictions)

@@ -1,0 +1,169 @@
+"""What the model knows of one training job on one machine: from a finished run, or sharper from a probe."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from flatout.diagnosis.model.device import DeviceTime, fit_device_time
+from flatout.diagnosis.signals import Signals, Step
+
+_CONTENTION = 0.15
+"""Each further core that decodes slows the others by up to this share (caches, hyper-threads), unless measured."""
+_LEAST_SHORT_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a prediction can change."""
+
+    batch_size: int
+    workers: int
+    epochs: int
+    max_steps: int | None = None
+    cache: str = "off"
+    stage: str = "off"
+    checkpointing: bool = False
+    accumulate: int = 1
+    validate_every: int = 1
+    checkpoint_every_epochs: int = 1
+    checkpoint_every_steps: int | None = None
+    precision: str = "fp32"
+    prefetch: int = 2
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds of one sample or one step, each measured once or fitted; everything else follows."""
+
+    settings: Settings
+    device: DeviceTime
+    device_kind: str
+    cores: int
+    threads: int
+    step_extra_seconds: float
+    """Of a step besides forward and backward: optimizer, copy and what is left."""
+    between_seconds: float
+    """Between two steps: records, logs."""
+    fetch_seconds: float
+    """Of one sample, waiting for the store or the disk."""
+    decode_seconds: float
+    augment_seconds: float
+    """Of one sample, with everything else that preparing it takes."""
+    bytes_per_sample: float
+    remote: bool
+    fetchers: int
+    samples_per_epoch: int
+    startup_seconds: float
+    validation_seconds: float
+    checkpoint_seconds: float
+    step_error: float
+    """Relative, of the mean step: what repeated measurements differ by."""
+    contention: float = _CONTENTION
+    request_seconds: float | None = None
+    gradient_bytes: float | None = None
+    world_size: int = 1
+    communication_seconds: float = 0.0
+    usd_per_hour: float | None = None
+    memory_bytes: float | None = None
+    memory_per_sample_bytes: float | None = None
+    load_variation: float = 0.0
+    measured_workers: int = 0
+    source: str = "run"
+    device_points: tuple[tuple[float, float], ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Calibration:
+        known = {each.name for each in fields(cls)}
+        kept = {name: value for name, value in values.items() if name in known}
+        kept["settings"], kept["device"] = Settings(**kept["settings"]), DeviceTime(**kept["device"])
+        kept["device_points"] = tuple((batch, seconds) for batch, seconds in kept.get("device_points", ()))
+        return cls(**kept)
+
+
+def calibrate(signals: Signals, settings: Settings) -> Calibration:
+    """From a run's own records. The short last batch of an epoch is a second point for the device's line."""
+    steps = signals.warm_steps
+    count = max(1, signals.steps_done)
+    computing = (signals.part("forward") + signals.part("backward")) / count
+    warm_own = statistics.fmean(step.own_seconds for step in steps) if steps else computing
+    device = _device_time(signals, computing, warm_own)
+    load = signals.load
+    per_sample = max(1.0, signals.batch)
+    work = 0.0 if load is None else (load.augment_seconds + load.collate_seconds) / per_sample
+    return Calibration(
+        settings=settings,
+        device=device,
+        device_kind=signals.device_kind,
+        cores=signals.cores,
+        threads=signals.threads,
+        step_extra_seconds=max(0.0, warm_own - device.step_seconds(
+            signals.batch, settings.checkpointing, settings.accumulate)),
+        between_seconds=signals.part("other") / count,
+        fetch_seconds=0.0 if load is None else load.fetch_seconds / per_sample,
+        decode_seconds=0.0 if load is None else load.decode_seconds / per_sample,
+        augment_seconds=work,
+        bytes_per_sample=_bytes_per_sample(signals),
+        remote=signals.remote,
+        fetchers=signals.fetchers,
+        samples_per_epoch=_samples_per_epoch(signals),
+        startup_seconds=signals.startup_seconds,
+        validation_seconds=signals.part("validation") / max(1, signals.validations),
+        checkpoint_seconds=signals.part("checkpoint") / max(1, signals.checkpoints),
+        step_error=_step_error(steps),
+        request_seconds=signals.store.request_seconds_p50 if signals.store else None,
+        gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
+        world_size=signals.ranks.world_size if signals.ranks else 1,
+        communication_seconds=(signals.ranks.communication_seconds or 0.0) if signals.ranks else 0.0,
+        usd_per_hour=signals.usd_per_hour,
+        memory_bytes=signals.device_memory_peak_bytes,
+        measured_workers=signals.workers,
+    )  # fmt: skip
+
+
+def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceTime:
+    """An emulated device is what it is set to; else full and short batches, where an epoch ends with a short one."""
+    forward, backward = signals.part("forward"), signals.part("backward")
+    share = forward / (forward + backward) if forward + backward > 0 else 1 / 3
+    if signals.checkpointing:  # the recomputed forward pass is counted as backward
+        share = forward / backward if backward > 0 else 1 / 3
+    if signals.emulated_base_seconds is not None and signals.emulated_seconds_per_sample is not None:
+        return DeviceTime(signals.emulated_base_seconds, signals.emulated_seconds_per_sample, share)
+    points = [(signals.batch, min(computing, warm_own))]
+    short = [step for step in signals.warm_steps if step.samples < 0.8 * signals.batch_size]
+    full = [step for step in signals.warm_steps if step.samples == signals.batch_size]
+    if len(short) >= _LEAST_SHORT_STEPS and full:
+        around = statistics.median(step.own_seconds for step in full) - min(computing, warm_own)
+        points = [
+            (signals.batch_size, statistics.median(step.own_seconds for step in full) - around),
+            (
+                statistics.fmean(step.samples for step in short),
+                statistics.median(step.own_seconds for step in short) - around,
+            ),
+        ]
+    device = fit_device_time(points, share)
+    return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.accumulate)
+
+
+def _bytes_per_sample(signals: Signals) -> float:
+    return signals.bytes_read / signals.samples_loaded if signals.bytes_read and signals.samples_loaded else 0.0
+
+
+def _samples_per_epoch(signals: Signals) -> int:
+    totals: dict[int, int] = {}
+    for step in signals.steps:
+        totals[step.epoch] = totals.get(step.epoch, 0) + step.samples
+    return max(totals.values(), default=signals.batch_size)
+
+
+def _step_error(steps: tuple[Step, ...]) -> float:
+    """Standard error of the mean step, never below what two equal runs differ by."""
+    if len(steps) < 3:
+        return 0.15
+    seconds = [step.seconds for step in steps]
+    error = statistics.stdev(seconds) / len(seconds) ** 0.5 / max(statistics.fmean(seconds), 1e-9)
+    return float(min(0.3, max(0.03, 2 * error)))

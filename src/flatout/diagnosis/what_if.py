@@ -1,0 +1,227 @@
+"""What a change would buy: the model's answer with an interval, before a dollar is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flatout.diagnosis.calibration import Calibration, Settings
+from flatout.diagnosis.model.communication import Link, even_buckets, exposed_seconds
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.model.run import RunParts
+from flatout.errors import ConfigError
+from flatout.units import parse_bits_per_second, parse_seconds
+
+_LOCAL_READ_SECONDS = 50e-6  # of one sample from local disk, mostly the page cache
+_MEMORY_READ_SECONDS = 30e-6  # of one decoded sample
+_16_BIT_FACTOR = 0.6  # of a GPU's compute; wide interval, measured by `tune`
+
+# key of a recipe -> field of Settings
+SETTINGS = {
+    "data.batch_size": "batch_size", "data.workers": "workers", "train.epochs": "epochs",
+    "train.max_steps": "max_steps", "data.cache": "cache", "data.stage": "stage", "data.prefetch": "prefetch",
+    "train.checkpointing": "checkpointing", "train.accumulate": "accumulate", "train.precision": "precision",
+    "validate.every_epochs": "validate_every", "checkpoint.every_epochs": "checkpoint_every_epochs",
+    "checkpoint.every_steps": "checkpoint_every_steps",
+}  # fmt: skip
+# not in a recipe: what lies outside of the job
+WORLD = (
+    "storage.latency", "storage.bandwidth", "emulated.base_seconds", "emulated.seconds_per_sample", "link", "ranks",
+    "cost.usd_per_hour",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class World:
+    """What surrounds the job; None is as it was measured."""
+
+    latency_seconds: float | None = None
+    storage_bytes_per_second: float | None = None
+    link_bits_per_second: float | None = None
+    ranks: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a warm step, a warm epoch and the whole run; `memory` and `usd` are None where nothing is known."""
+
+    changes: Mapping[str, Any]
+    step: Interval
+    samples_per_second: Interval
+    epoch: Interval
+    run: Interval
+    usd: Interval | None
+    memory: Interval | None
+    limit: str
+    """What sets the pace: compute, loading, storage or network."""
+
+    def to_dict(self) -> dict[str, Any]:
+        parts = {"step": self.step, "samples_per_second": self.samples_per_second, "epoch": self.epoch,
+                 "run": self.run, "usd": self.usd, "memory": self.memory}  # fmt: skip
+        told = {name: None if each is None else each.to_dict() for name, each in parts.items()}
+        return {"changes": dict(self.changes), "limit": self.limit, **told}
+
+
+def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
+    """The job with these changes. A key the model knows nothing of is refused: no answer is better than a guess."""
+    settings, world, device = _apply(calibration, changes)
+    changed = replace(calibration, device=device)
+    seconds, limit = _step(changed, settings, world)
+    cold, _ = _step(changed, _cold(settings, calibration), world)
+    error = calibration.step_error + _extrapolation(calibration, settings, world)
+    step = Interval.around(seconds, error)
+    parts = _run_parts(changed, settings, step, Interval.around(cold, error))
+    usd_per_hour = float(changes.get("cost.usd_per_hour", calibration.usd_per_hour or 0.0)) or None
+    ranks = world.ranks or calibration.world_size
+    return Prediction(
+        changes,
+        step,
+        Interval.exact(settings.batch_size * ranks) / step,
+        parts.epoch_seconds(),
+        parts.run_seconds(),
+        None if usd_per_hour is None else parts.run_seconds() * (usd_per_hour / 3600),
+        _memory(calibration, settings),
+        limit,
+    )
+
+
+def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settings, World, Any]:
+    settings, world, device = calibration.settings, World(), calibration.device
+    for key, value in changes.items():
+        if key in SETTINGS:
+            settings = replace(settings, **{SETTINGS[key]: value})
+        elif key == "storage.latency":
+            world = replace(world, latency_seconds=parse_seconds(value))
+        elif key == "storage.bandwidth":
+            world = replace(world, storage_bytes_per_second=parse_bits_per_second(value) / 8)
+        elif key == "link":
+            world = replace(world, link_bits_per_second=parse_bits_per_second(value))
+        elif key in ("ranks", "parallel.devices"):
+            world = replace(world, ranks=int(value))
+        elif key in ("emulated.base_seconds", "emulated.seconds_per_sample"):
+            device = replace(device, **{key.partition(".")[2]: float(value)})
+        elif key != "cost.usd_per_hour":
+            known = ", ".join(sorted({*SETTINGS, *WORLD}))
+            raise ConfigError(f"no prediction for {key}: the model knows nothing of it; it knows {known}")
+    return settings, world, device
+
+
+def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[float, str]:
+    """Seconds of a warm step and what sets its pace."""
+    own = _own_seconds(calibration, settings, world)
+    fetch, work = _load_seconds(calibration, settings, world)
+    if settings.workers == 0:
+        return own + fetch + work, "loading" if fetch + work > own else "compute"
+    crowded = _crowding(calibration, settings.workers) / _crowding(calibration, calibration.measured_workers)
+    work *= crowded
+    hands = min(settings.workers, calibration.cores)
+    if calibration.fetchers:
+        loading = max(fetch / calibration.fetchers, work / hands)
+    else:
+        loading = max((fetch + work) / settings.workers, work / calibration.cores)
+    storage = 0.0
+    if world.storage_bytes_per_second:
+        storage = settings.batch_size * calibration.bytes_per_sample / world.storage_bytes_per_second
+    host = own * calibration.threads if calibration.device_kind == "cpu" else calibration.step_extra_seconds
+    shared = (host + work) / calibration.cores
+    seconds = max(own, loading, storage, shared)
+    names = {own: "compute", loading: "loading", storage: "storage", shared: "loading"}
+    return seconds, names[seconds]
+
+
+def _own_seconds(calibration: Calibration, settings: Settings, world: World) -> float:
+    computing = calibration.device.step_seconds(
+        settings.batch_size, settings.checkpointing and calibration.device_kind != "emulated", settings.accumulate
+    )
+    if settings.precision != calibration.settings.precision and calibration.device_kind == "cuda":
+        computing *= _16_BIT_FACTOR if settings.precision != "fp32" else 1 / _16_BIT_FACTOR
+    return computing + calibration.step_extra_seconds + _communication(calibration, computing, world)
+
+
+def _communication(calibration: Calibration, computing: float, world: World) -> float:
+    ranks = world.ranks or calibration.world_size
+    if ranks < 2:
+        return 0.0
+    if world.link_bits_per_second is None or calibration.gradient_bytes is None:
+        return calibration.communication_seconds
+    forward = computing * calibration.device.forward_share
+    buckets = even_buckets(calibration.gradient_bytes, forward, computing - forward)
+    return exposed_seconds(buckets, ranks, Link(world.link_bits_per_second / 8), computing)
+
+
+def _load_seconds(calibration: Calibration, settings: Settings, world: World) -> tuple[float, float]:
+    """Fetching and working on one batch, by one pair of hands, once caches and stage are warm."""
+    fetch, decode, augment = calibration.fetch_seconds, calibration.decode_seconds, calibration.augment_seconds
+    if world.latency_seconds is not None and calibration.request_seconds:
+        fetch *= max(world.latency_seconds, 1e-4) / calibration.request_seconds
+    if settings.stage != "off" and calibration.remote and settings.epochs > 1:
+        fetch = min(fetch, _LOCAL_READ_SECONDS)
+    if settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
+        fetch, decode = min(fetch, _MEMORY_READ_SECONDS), 0.0
+    return fetch * settings.batch_size, (decode + augment) * settings.batch_size
+
+
+def _crowding(calibration: Calibration, workers: int) -> float:
+    """How much slower each pair of hands works when others do, too."""
+    busy = min(max(workers, 1), calibration.cores)
+    return 1 + calibration.contention * (busy - 1) / max(1, calibration.cores - 1)
+
+
+def _cold(settings: Settings, calibration: Calibration) -> Settings:
+    """The first epoch finds neither stage nor cache."""
+    measured = calibration.settings
+    return replace(settings, stage="off" if measured.stage == "off" else settings.stage,
+                   cache="off" if measured.cache == "off" else settings.cache)  # fmt: skip
+
+
+def _extrapolation(calibration: Calibration, settings: Settings, world: World) -> float:
+    """How much surer the model is of what it has seen than of what it has not."""
+    measured, error = calibration.settings, 0.0
+    if settings.workers != measured.workers:
+        error += 0.06
+    if settings.batch_size != measured.batch_size:
+        known = calibration.device_kind == "emulated" or len(calibration.device_points) > 1
+        error += (0.02 if known else 0.05) * abs(math.log2(settings.batch_size / measured.batch_size))
+    if settings.cache != measured.cache or settings.stage != measured.stage:
+        error += 0.06
+    if world != World():
+        error += 0.08
+    if settings.checkpointing != measured.checkpointing or settings.accumulate != measured.accumulate:
+        error += 0.06
+    if settings.precision != measured.precision:
+        error += 0.3
+    return error
+
+
+def _run_parts(calibration: Calibration, settings: Settings, step: Interval, cold: Interval) -> RunParts:
+    steps = math.ceil(calibration.samples_per_epoch / settings.batch_size)
+    epochs = settings.epochs
+    if settings.max_steps is not None:
+        epochs = min(epochs, math.ceil(settings.max_steps / steps))
+    total = min(epochs * steps, settings.max_steps or epochs * steps)
+    saves = math.ceil(epochs / settings.checkpoint_every_epochs)
+    saves += total // settings.checkpoint_every_steps if settings.checkpoint_every_steps else 0
+    between = step + calibration.between_seconds
+    return RunParts(
+        step=between,
+        steps_per_epoch=steps if total == epochs * steps else math.ceil(total / epochs),
+        epochs=epochs,
+        startup=Interval.around(calibration.startup_seconds, 0.15),
+        cold_extra=Interval.exact(max(0.0, cold.value - step.value) * steps),
+        validation=Interval.around(calibration.validation_seconds, 0.1),
+        validations=math.ceil(epochs / settings.validate_every) if calibration.validation_seconds else 0,
+        checkpoint=Interval.around(calibration.checkpoint_seconds, 0.25),
+        checkpoints=saves,
+    )
+
+
+def _memory(calibration: Calibration, settings: Settings) -> Interval | None:
+    peak, per_sample = calibration.memory_bytes, calibration.memory_per_sample_bytes
+    if peak is None:
+        return None
+    if per_sample is None:
+        return Interval.exact(peak) if settings.batch_size == calibration.settings.batch_size else None
+    fixed = peak - per_sample * calibration.settings.batch_size
+    return Interval.around(max(0.0, fixed) + per_sample * settings.batch_size, 0.1)
