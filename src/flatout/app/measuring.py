@@ -1,0 +1,152 @@
+"""Measure a recipe for a few seconds, here or in a process of its own; nothing is written, no run is touched."""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from flatout.app.train_run import Setup, prepare_cpu, prepare_setup
+from flatout.config.loading import load_config
+from flatout.data.batch import Batch, BatchSource, StageSeconds
+from flatout.data.loader import choose_workers, open_loader
+from flatout.engine.learner import Learner, build_learner
+from flatout.engine.loop import Job, Progress, StepRecord, train
+from flatout.errors import FlatoutError
+from flatout.timeline import Recorder
+
+_FOREVER = 10**6
+_WARM_UP_STEPS = 3
+_LEAST_STEPS = 8
+_START_SECONDS = 180.0  # import, listing and building on a slow machine
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps after the warm-up. `failed` says why there are none."""
+
+    batch_size: int = 0
+    step_seconds: tuple[float, ...] = ()
+    wait_seconds: tuple[float, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    stages: StageSeconds = field(default_factory=StageSeconds)
+    loaded_samples: int = 0
+    samples_per_epoch: int = 0
+    memory_peak_bytes: float | None = None
+    failed: str | None = None
+
+    @property
+    def step(self) -> float:
+        return statistics.fmean(self.step_seconds)
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.batch_size / self.step if self.step_seconds else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        return sum(self.wait_seconds) / max(sum(self.step_seconds), 1e-9)
+
+
+class OneBatch:
+    """A source that never makes anyone wait: the same batch again and again."""
+
+    def __init__(self, batch: Batch, batches_per_epoch: int) -> None:
+        self.batch = batch
+        self.batches_per_epoch = batches_per_epoch
+        self.samples = batches_per_epoch * len(batch.sample_ids)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        for index in range(start, self.batches_per_epoch):
+            yield replace(self.batch, epoch=epoch, index=index)
+
+    def close(self) -> None:
+        pass
+
+
+def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:
+    """Train scratch weights for `seconds` and say how long the steps took; `synthetic` leaves loading out."""
+    endless = {
+        "train.epochs": _FOREVER, "train.max_steps": None, "checkpoint.every_epochs": _FOREVER,
+        "checkpoint.every_steps": None, "validate.every_epochs": _FOREVER, "data.stage": "off",
+    }  # fmt: skip
+    setup = prepare_setup(load_config(recipe, endless).config)
+    prepare_cpu(setup.config)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    learner = build_learner(setup.task, setup.config, setup.device)
+    workers = 0 if synthetic else choose_workers(setup.config.data.workers, setup.device.kind)
+    with open_loader(setup.recipe, setup.config.data, workers, device_kind=setup.device.kind) as loader:
+        source: BatchSource = loader
+        if synthetic:
+            source = OneBatch(next(iter(loader.epoch(0))), loader.batches_per_epoch)
+        return _steps(setup, learner, source, loader.stages, seconds)
+
+
+def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSeconds, seconds: float) -> Measured:
+    recorder = Recorder(None)
+    records: list[StepRecord] = []
+    began: float | None = None
+    started_parts: dict[str, float] = {}
+    before = StageSeconds()
+
+    def over() -> str | None:
+        late = began is not None and time.perf_counter() - began > seconds and len(records) >= _LEAST_STEPS
+        return "measured" if late else None
+
+    job = Job(
+        setup.config, setup.task, learner, source, None, recorder, Progress(), save=lambda progress: None,
+        stop_reason=over, total_steps=_FOREVER,
+    )  # fmt: skip
+    for number, record in enumerate(each for each in train(job) if isinstance(each, StepRecord)):
+        if number + 1 == _WARM_UP_STEPS:
+            began, started_parts, before = time.perf_counter(), recorder.totals(), replace(stages)
+        elif number + 1 > _WARM_UP_STEPS:
+            records.append(record)
+    parts = {name: total - started_parts.get(name, 0.0) for name, total in recorder.totals().items()}
+    gone = StageSeconds(**{name: value - getattr(before, name) for name, value in vars(stages).items()})
+    full = [record for record in records if record.samples == setup.config.data.batch_size] or records
+    return Measured(
+        setup.config.data.batch_size, tuple(each.step_seconds for each in full),
+        tuple(each.data_wait_seconds for each in full), parts, gone, sum(each.samples for each in records),
+        len(setup.dataset.train), setup.device.memory_peak_bytes(),
+    )  # fmt: skip
+
+
+def measure_apart(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:
+    """In a process of its own, which is gone when this returns: what runs out of memory there harms nobody here."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(dict(recipe), seconds, synthetic, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds * 10 + _START_SECONDS):
+            return Measured(failed=f"no answer after {seconds * 10 + _START_SECONDS:.0f} s")
+        answer: Measured = ours.recv()
+        return answer
+    except EOFError:
+        process.join(5)
+        return Measured(failed=f"the process died (exit code {process.exitcode}): out of memory, most likely")
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+
+
+def _child(recipe: dict[str, Any], seconds: float, synthetic: bool, answer: Connection) -> None:
+    try:
+        measured = measure(recipe, seconds, synthetic)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        measured = Measured(failed=f"out of memory: {str(error).splitlines()[0] if str(error) else 'host'}")
+    except FlatoutError as error:
+        measured = Measured(failed=str(error))
+    except RuntimeError as error:  # torch's CPU allocator has no error of its own
+        if "alloc" not in str(error):
+            raise
+        measured = Measured(failed=f"out of memory: {str(error).splitlines()[0]}")
+    answer.send(measured)

@@ -1,0 +1,172 @@
+"""Find the settings that train the most samples a second: model first, then few measurements, interleaved."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.app.measuring import measure_apart
+from flatout.app.probe import probe_recipe
+from flatout.config.loading import dump_config, load_config
+from flatout.config.schema import Config
+from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.data.budgets import usable_cores
+from flatout.diagnosis.calibration import Calibration
+from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, scaled_lr, usable, worker_counts
+from flatout.engine.devices import choose_device
+from flatout.errors import ConfigError, RunFailed
+
+_FINALISTS, _ROUNDS = 3, 3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chosen setting, everything that was tried, and how many an exhaustive search would have tried."""
+
+    chosen: Trial
+    given: Trial
+    trials: tuple[Trial, ...]
+    grid_size: int
+    changes: Mapping[str, Any]
+    seconds: float
+    usd_per_hour: float | None
+
+    @property
+    def gain(self) -> float:
+        return self.chosen.speed / self.given.speed if self.given.speed else float("inf")
+
+
+def tune_recipe(
+    source: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    seconds: float = 4.0,
+    keep_batch: bool = False,
+    compile_too: bool = False,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tuned:
+    """Probe, rank the grid by the model, measure a few, then the best of them again in turns; writes a recipe."""
+    started = time.monotonic()
+    config = load_config(source, overrides).config
+    folder = Path("runs") / f"{config.name}-tune"
+    calibration = probe_recipe(_recipe(config), None, min(seconds, 3.0), folder, say).calibration
+    axes = _axes(config, calibration, keep_batch, compile_too)
+    settings = grid(axes)
+    trials = _search(config, calibration, axes, settings, seconds, say)
+    given_setting = {key: _current(config, calibration, key) for key in axes}
+    finalists = sorted((each for each in trials if usable(each)), key=lambda each: -each.speed)[:_FINALISTS]
+    if not any(each.setting == given_setting for each in finalists):
+        finalists.append(next((each for each in trials if each.setting == given_setting), Trial(given_setting)))
+    finalists = _rounds(config, finalists, seconds, say)
+    chosen = best(finalists)
+    given = next(each for each in finalists if each.setting == given_setting)
+    if chosen is None:
+        raise RunFailed(f"tune: no setting of {len(trials)} could be measured: {trials[0].failed}")
+    rest = [each for each in trials if not any(each.setting == final.setting for final in finalists)]
+    changes = _changes(config, given, chosen)
+    rate = hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))
+    if out is not None:
+        _write_recipe(config, changes, out)
+    taken = time.monotonic() - started
+    return Tuned(chosen, given, (*finalists, *rest), len(settings), changes, taken, rate)
+
+
+def _recipe(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json", by_alias=True)
+
+
+def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_too: bool) -> dict[str, list[Any]]:
+    kind = calibration.device_kind
+    batch = config.data.batch_size
+    axes: dict[str, list[Any]] = {
+        "data.batch_size": [batch] if keep_batch else batch_sizes(batch, calibration.samples_per_epoch),
+        "data.workers": worker_counts(usable_cores()),
+    }
+    if kind != "emulated":
+        axes["train.channels_last"] = [True, False]
+        axes["train.precision"] = sorted({"fp32", "bf16", config.train.precision})  # a slow one is found out at once
+        if compile_too:
+            axes["train.compile"] = [False, True]
+    return axes
+
+
+def _current(config: Config, calibration: Calibration, key: str) -> Any:
+    """The recipe's own value of a key; what `auto` stands for where it says so."""
+    return {
+        "data.batch_size": config.data.batch_size,
+        "data.workers": calibration.settings.workers,
+        "train.channels_last": config.train.channels_last,
+        "train.precision": config.train.precision,
+        "train.compile": config.train.compile,
+    }[key]
+
+
+def _search(
+    config: Config,
+    calibration: Calibration,
+    axes: Mapping[str, Sequence[Any]],
+    settings: Sequence[Mapping[str, Any]],
+    seconds: float,
+    say: Callable[[str], None],
+) -> list[Trial]:
+    """A quarter of the grid at most: the model's favourites by batch and workers, then one other key at a time."""
+    budget = max(2, len(settings) // 4)
+    current = {key: _current(config, calibration, key) for key in axes}
+    trials = [_measured(config, current, seconds, say)]
+    others = [key for key in axes if key not in ("data.batch_size", "data.workers")]
+    reserved = sum(len(axes[key]) - 1 for key in others)
+    placed = [{**current, **each} for each in grid({key: axes[key] for key in ("data.batch_size", "data.workers")})]
+    for setting in promising(calibration, [each for each in placed if each != current], max(1, budget - 1 - reserved)):
+        trials.append(_measured(config, setting, seconds, say))  # noqa: PERF401
+    for key in others:
+        leader = best(trials)
+        for value in axes[key] if leader is not None else ():
+            changed = {**(leader or trials[0]).setting, key: value}
+            if len(trials) < budget and not any(each.setting == changed for each in trials):
+                trials.append(_measured(config, changed, seconds, say))
+    return trials
+
+
+def _measured(config: Config, setting: Mapping[str, Any], seconds: float, say: Callable[[str], None]) -> Trial:
+    try:
+        changed = load_config(_recipe(config), setting).config
+    except ConfigError as error:
+        return Trial(setting, failed=str(error))
+    measured = measure_apart(_recipe(changed), seconds)
+    named = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in setting.items())
+    if measured.failed is not None:
+        say(f"{named}: {measured.failed}")
+        return Trial(setting, failed=measured.failed)
+    say(f"{named}: {measured.samples_per_second:.0f} samples/s, data wait {100 * measured.wait_share:.0f} %")
+    share = None
+    if measured.memory_peak_bytes is not None and choose_device(config.device).kind == "cuda":
+        share = measured.memory_peak_bytes / torch.cuda.get_device_properties(0).total_memory
+    return Trial(setting, (measured.samples_per_second,), measured.wait_share, share)
+
+
+def _rounds(config: Config, finalists: list[Trial], seconds: float, say: Callable[[str], None]) -> list[Trial]:
+    """The best again, in turns, so that a noisy neighbour meets all of them."""
+    for _ in range(_ROUNDS - 1):
+        for at, trial in enumerate(finalists):
+            again = _measured(config, trial.setting, seconds, say)
+            speeds = (*trial.samples_per_second, *again.samples_per_second)
+            finalists[at] = replace(trial, samples_per_second=speeds, wait_share=again.wait_share, failed=again.failed)
+    return finalists
+
+
+def _changes(config: Config, given: Trial, chosen: Trial) -> dict[str, Any]:
+    changes = {key: value for key, value in chosen.setting.items() if value != given.setting[key]}
+    if "data.batch_size" in changes:
+        rate = scaled_lr(config.train.lr, config.train.optimizer, config.data.batch_size, changes["data.batch_size"])
+        changes["train.lr"] = float(f"{rate:.3g}")
+    return changes
+
+
+def _write_recipe(config: Config, changes: Mapping[str, Any], path: Path) -> None:
+    try:
+        path.write_text(dump_config(load_config(_recipe(config), changes).config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the recipe {path}: {error.strerror}; choose another file") from None

@@ -1,0 +1,36 @@
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="Recipe whose data, store and price to check, too.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Is this machine, this recipe and its data fit to train, before money is spent?
+
+    Device and driver, cores and memory this process may use, /dev/shm, disk
+    speed, clock, price; with a recipe also its dataset, class maps, a sample of
+    images, and the store's latency and bandwidth at several concurrencies.
+    Each line is ok, a warning or a problem with a remedy; the exit code is 1 if
+    there is a problem. Takes less than a minute.
+
+    Examples:  flatout doctor   |   flatout doctor recipes/demo.yaml
+    """
+    from flatout.app.doctor import examine
+    from flatout.app.doctor_show import say_line
+
+    checkup = examine(config, (lambda line: None) if as_json else say_line)
+    if as_json:
+        lines = [asdict(line) for line in checkup.lines]
+        print_json({"ok": checkup.exit_code == 0, "seconds": checkup.seconds, "lines": lines})
+    raise typer.Exit(checkup.exit_code)

@@ -1,0 +1,50 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Assignments, ConfigPath, Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def probe(
+    config: ConfigPath,
+    assignments: Assignments = None,
+    seconds: Annotated[float, typer.Option(min=0.5, max=30, help="How long each of the five phases measures.")] = 5.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to write (default runs/<name>-probe).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Calibrate the performance model for a recipe: a minute or so, nothing is trained for good.
+
+    The device with synthetic batches of two sizes, loading by one core and by
+    all, then real steps to see what the model misses. `flatout predict DIR`
+    answers from it.
+
+    Examples:  flatout probe recipes/demo.yaml   |   flatout predict runs/demo-probe --if data.workers=4
+    """
+    from flatout.app.probe import probe_recipe
+    from flatout.app.show import parse_assignments
+
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(f"probing: {text}", err=True)
+
+    found = probe_recipe(config, parse_assignments(assignments or []), seconds, out, say)
+    if as_json:
+        told = {"directory": str(found.directory), "residual": found.residual, "seconds": found.seconds}
+        print_json({**told, "calibration": found.calibration.to_dict()})
+        return
+    calibrated = found.calibration
+    device = calibrated.device
+    typer.echo(f"device   {1e3 * device.base_seconds:.2f} ms + {1e6 * device.seconds_per_sample:.1f} us a sample")
+    work = calibrated.decode_seconds + calibrated.augment_seconds
+    typer.echo(
+        f"loading  {1e6 * calibrated.fetch_seconds:.0f} us fetch + {1e6 * work:.0f} us work a sample on one core"
+    )
+    typer.echo(f"all cores at once are each {100 * calibrated.contention:.0f} % slower")
+    typer.echo(f"the model misses real steps by {100 * found.residual:+.1f} %")
+    typer.echo(f"{found.directory / 'probe.json'} in {found.seconds:.0f} s")

@@ -1,0 +1,56 @@
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Assignments, ConfigPath, Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def tune(
+    config: ConfigPath,
+    assignments: Assignments = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RECIPE", help="Write the tuned recipe (default CONFIG.tuned.yaml).")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, max=60, help="How long each setting is measured.")] = 4.0,
+    keep_batch: Annotated[bool, typer.Option("--keep-batch", help="Leave the batch size (and so the result).")] = False,
+    compile_too: Annotated[bool, typer.Option("--compile", help="Try torch.compile as well; slow to try.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find batch size, workers, precision and memory format for the most samples a second.
+
+    A probe calibrates the model, the model ranks all combinations, at most a
+    quarter of them is measured, each in a process of its own; the best are
+    measured again in turns. A larger batch comes with a scaled learning rate.
+
+    Examples:  flatout tune recipes/demo.yaml   |   flatout tune my.yaml --keep-batch --out fast.yaml
+    """
+    from flatout.app.show import parse_assignments
+    from flatout.app.tune import tune_recipe
+
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(text, err=True)
+
+    target = out or config.with_suffix(".tuned.yaml")
+    tuned = tune_recipe(config, parse_assignments(assignments or []), seconds, keep_batch, compile_too, target, say)
+    if as_json:
+        told = {"recipe": str(target), "gain": tuned.gain, "changes": tuned.changes, "grid": tuned.grid_size}
+        print_json({**told, "seconds": tuned.seconds, "chosen": asdict(tuned.chosen), "given": asdict(tuned.given),
+                    "trials": [asdict(each) for each in tuned.trials]})  # fmt: skip
+        return
+    chosen, given = tuned.chosen, tuned.given
+    sure = 100 * (chosen.spread + given.spread)
+    typer.echo(
+        f"{chosen.speed:.0f} samples/s against {given.speed:.0f} as given: {tuned.gain:.2f} times as fast, "
+        f"give or take {sure:.0f} %; data wait {100 * chosen.wait_share:.0f} %"
+    )
+    if tuned.usd_per_hour:
+        typer.echo(f"{chosen.speed * 3600 / tuned.usd_per_hour:,.0f} samples a dollar")
+    changed = ", ".join(f"{key}={value}" for key, value in tuned.changes.items())
+    typer.echo(f"{target}: {changed or 'nothing changed, the recipe was best as it is'}")
+    typer.echo(f"{len(tuned.trials)} of {tuned.grid_size} combinations measured in {tuned.seconds:.0f} s")

@@ -1,0 +1,98 @@
+"""Which settings are worth measuring, and which of the measured ones to take: pure decisions of `flatout tune`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.diagnosis.calibration import Calibration
+from flatout.diagnosis.what_if import predict
+
+MOST_WAIT_SHARE = 0.10
+MOST_MEMORY_SHARE = 0.90
+_AS_GOOD = 0.01  # a difference too small to pay for with memory or workers
+
+Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and what its rounds measured; `failed` says why it cannot be used."""
+
+    setting: Setting
+    samples_per_second: tuple[float, ...] = ()
+    wait_share: float = 0.0
+    memory_share: float | None = None
+    failed: str | None = None
+
+    @property
+    def speed(self) -> float:
+        return statistics.median(self.samples_per_second) if self.samples_per_second else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Half the range of its rounds, as a share: how sure the figure is."""
+        if len(self.samples_per_second) < 2:
+            return 0.1
+        return (max(self.samples_per_second) - min(self.samples_per_second)) / 2 / max(self.speed, 1e-9)
+
+
+def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination: what an exhaustive search would measure."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def batch_sizes(batch: int, samples: int, largest: int | None = None) -> list[int]:
+    """The given batch, half of it, and doubles that leave at least eight steps an epoch."""
+    most = min(max(batch, samples // 8), largest or samples)
+    sizes = [max(1, batch // 2), *(batch * 2**power for power in range(4))]
+    return sorted({size for size in sizes if size <= most} | {batch})
+
+
+def worker_counts(cores: int) -> list[int]:
+    """None, one, half of the cores, all but one, all."""
+    return sorted({0, 1, max(1, cores // 2), max(1, cores - 1), cores})
+
+
+def promising(calibration: Calibration, settings: Sequence[Setting], count: int) -> list[Setting]:
+    """The settings that the model puts first. Those that differ only in what it knows nothing of keep their order."""
+    known = ("data.batch_size", "data.workers")
+
+    def expected(setting: Setting) -> float:
+        return predict(calibration, {key: setting[key] for key in known if key in setting}).samples_per_second.value
+
+    return sorted(settings, key=lambda setting: -expected(setting))[:count]
+
+
+def usable(trial: Trial) -> bool:
+    return trial.failed is None and (trial.memory_share is None or trial.memory_share <= MOST_MEMORY_SHARE)
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest that fits. Of those as good as it: without waiting for data first, then fewer workers and memory."""
+    fitting = [trial for trial in trials if usable(trial) and trial.speed > 0]
+    if not fitting:
+        return None
+    fastest = max(trial.speed for trial in fitting)
+    close = [trial for trial in fitting if trial.speed >= (1 - _AS_GOOD) * fastest]
+
+    def thrift(trial: Trial) -> tuple[bool, float, float, float]:
+        workers = trial.setting.get("data.workers")
+        return (
+            trial.wait_share > MOST_WAIT_SHARE,
+            float(workers) if isinstance(workers, int) else 0.0,
+            float(trial.setting.get("data.batch_size", 0)),
+            -trial.speed,
+        )
+
+    return min(close, key=thrift)
+
+
+def scaled_lr(lr: float, optimizer: str, before: int, after: int) -> float:
+    """The learning rate that goes with another batch: in proportion for sgd, with the root of it for the others."""
+    factor = after / before
+    return lr * (factor if optimizer == "sgd" else math.sqrt(factor))
