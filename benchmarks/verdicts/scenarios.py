@@ -142,7 +142,7 @@ def slow_augment() -> None:
 QUICK = {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0004}
 SLOW = {"emulated.base_seconds": 0.02, "emulated.seconds_per_sample": 0.002}
 COLOURS = {
-    "views.colourful.base": "train-64", "views.colourful.colour_jitter": [0.4, 0.4, 0.4],
+    "views.colourful.base": "train-224", "views.colourful.size": 160, "views.colourful.colour_jitter": [0.4, 0.4, 0.4],
     "views.colourful.trivial_augment": True, "data.view": "colourful",
 }  # fmt: skip
 REAL = {"device": "cpu", "threads": 1, "model.width": 0.125, "data.batch_size": 32, "train.max_steps": 60}
@@ -167,7 +167,7 @@ SCENARIOS = (
     Scenario("cold first epoch, then staged", "data-fetch", says="first epoch", settings={**SLOW, "data.stage": "auto", "train.epochs": 4},
              faults=Faults(latency_seconds=0.5)),
     Scenario("cold first epoch, then cached", "data-decode", says="first epoch", data="big",
-             settings={**QUICK, "data.cache": "memory", "data.workers": 2, "train.epochs": 8, "emulated.seconds_per_sample": 0.001}),
+             settings={**QUICK, "data.cache": "memory", "data.workers": 2, "train.epochs": 6, "emulated.seconds_per_sample": 0.0003}),
     Scenario("slow epoch start", "epoch-start", settings={**SLOW, "train.epochs": 6}, inject=slow_epoch_start),
     Scenario("tiny batch, emulated", "host", says="batch", settings={**QUICK, "data.batch_size": 2, "train.epochs": 1, "train.max_steps": 250}),
     Scenario("tiny batch, real CPU", "host", says="batch", settings={**REAL, "data.batch_size": 2, "train.max_steps": 150}),

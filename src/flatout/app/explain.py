@@ -1,11 +1,13 @@
 """Explain a run: read its files, apply the rules, write findings.json; write a recipe with the fixes if asked."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flatout.app.predict import prediction_errors
 from flatout.config.loading import dump_config, load_config
 from flatout.diagnosis.reading import read_signals
 from flatout.diagnosis.verdict import Explanation, explain_signals
@@ -19,7 +21,8 @@ from flatout.runs.directory import write_json
 def explain(run: Run | str | Path) -> Explanation:
     """The verdict on a run and its findings, best first; also written to the run's findings.json."""
     run = run if isinstance(run, Run) else read_run(run)
-    explanation = explain_signals(read_signals(run))
+    signals = replace(read_signals(run), prediction_errors=prediction_errors(run))
+    explanation = explain_signals(signals)
     with suppress(OSError):  # a read-only copy of a run can be explained as well
         write_json(run.directory / "findings.json", explanation.to_dict())
     return explanation

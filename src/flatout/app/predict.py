@@ -129,6 +129,13 @@ def score_predictions(folder: Path) -> list[Score]:
     ]
 
 
+def prediction_errors(run: Run) -> tuple[float, ...]:
+    """How far off the predictions for just this run were, made in runs beside it."""
+    beside = sorted(run.directory.resolve().parent.glob(f"*/{PREDICTIONS}"))
+    kept = [each for path in beside if path.parent.name != run.directory.name for each in read_predictions(path.parent)]
+    return tuple(_score(run, each, run).error for each in kept if _follows(run, each))
+
+
 def read_predictions(directory: Path) -> Iterator[dict[str, Any]]:
     path = directory / PREDICTIONS
     if not path.exists():

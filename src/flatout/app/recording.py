@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.app.monitoring import SystemRecords
+from flatout.app.store_figures import store_figures
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
@@ -166,6 +167,7 @@ class RunRecords:
             "dataset_bytes": self._dataset.total_bytes,
             **self.data_totals(stages),
             "classes": len(self._dataset.classes),
+            **store_figures(self._dataset.train.reader),
             **{name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()},
             "quarantined": len(self._quarantined),
         }

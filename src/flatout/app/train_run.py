@@ -27,6 +27,7 @@ from flatout.data.loader import Loader, choose_workers, open_loader
 from flatout.data.prepare import Recipe
 from flatout.data.readers import store_counters
 from flatout.data.views import resolve_view
+from flatout.diagnosis.live import LiveHint
 from flatout.engine import checkpoint
 from flatout.engine.device_clock import CudaClock
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
@@ -163,6 +164,8 @@ class _Session:
         self._failed_saves = 0
         self._stage_full_said = False
         self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
+        self._hint = LiveHint()
+        self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
@@ -294,6 +297,11 @@ class _Session:
             self._spent_usd(),
         )  # fmt: skip
         self._display.advance(self._title(job), record.step, job.total_steps, figures)
+            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds, spent
+        )
+        self._hint.add(record.step_seconds, record.data_wait_seconds)
+        hint = self._hint.text()
+        self._display.advance(self._title(job), record.step, job.total_steps, f"{figures}  {hint}" if hint else figures)
 
     def _title(self, job: Job) -> str:
         return f"epoch {min(job.progress.epoch + 1, job.config.train.epochs)}/{job.config.train.epochs}"

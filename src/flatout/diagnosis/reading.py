@@ -46,7 +46,6 @@ def read_signals(run: Run) -> Signals:
         store=_store(data),
         system=_system(run.directory),
         memory_total_bytes=run.environment.get("memory_bytes"),
-        prediction_errors=tuple(_section(summary, "prediction").get("errors") or ()),
         ranks=_ranks(run),
         **_from_config(config, run.environment),
         **_lanes(run.directory),

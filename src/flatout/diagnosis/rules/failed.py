@@ -28,11 +28,12 @@ def find(signals: Signals) -> Finding | None:
 
 
 def _failed(signals: Signals, cause: str, remedy: str) -> Finding:
+    said = (signals.cause or "no cause was recorded").partition(";")[0].partition(". ")[0]  # the remedy follows anyway
     what = {"diverged": "Training diverged", "memory": "The run ran out of memory"}.get(cause, "The run failed")
     return Finding(
         cause if cause == "diverged" else "failed",
         cause,
-        f"{what} after {signals.steps_done} steps: {signals.cause or 'no cause was recorded'}",
+        f"{what} after {signals.steps_done} steps: {said}",
         tuple(f"step {number + 1}: loss {step.loss}" for number, step in enumerate(signals.steps) if step.loss)[-3:],
         Fix(remedy),
         urgent=True,

@@ -11,9 +11,12 @@ def find(signals: Signals) -> Finding | None:
     stepping = signals.wall_seconds - signals.part("startup")
     if stepping <= 0 or seconds / stepping <= 0.05:
         return None
-    rarer = min(max(2, round(seconds / stepping / 0.05)), max(2, signals.epochs_planned)) * signals.validate_every
-    kept = signals.validate_every / rarer
-    saved = seconds * (1 - kept)
+    wanted = max(2, round(seconds / stepping / 0.05)) * signals.validate_every
+    rarer = min(wanted, signals.epochs_planned)
+    fix = Fix(f"validate every {rarer} epochs, or on fewer samples", {"validate.every_epochs": rarer})
+    if rarer <= signals.validate_every:  # once, at the end
+        rarer, fix = 2 * signals.validate_every, Fix("validate on half the samples, or in larger batches")
+    saved = seconds * (1 - signals.validate_every / rarer)
     return saving(
         signals,
         "validation-time",
@@ -23,6 +26,6 @@ def find(signals: Signals) -> Finding | None:
             f"{signals.validations} validations took {format_seconds(seconds)}, "
             f"{format_seconds(seconds / max(1, signals.validations))} each",
         ),
-        Fix(f"validate every {rarer} epochs, or on fewer samples", {"validate.every_epochs": rarer}),
+        fix,
         Interval(saved, saved * 0.8, seconds),
     )

@@ -1,0 +1,43 @@
+"""Which settings tune measures, and which it takes."""
+
+from test_what_if import JOB
+
+from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, scaled_lr, worker_counts
+
+
+def test_the_model_puts_the_fast_settings_first() -> None:
+    settings = grid({"data.batch_size": [32, 64, 128], "data.workers": [0, 1, 4, 8]})
+    first = promising(JOB, settings, 3)
+    assert all(setting["data.workers"] == 8 for setting in first)
+    assert first[0]["data.batch_size"] == 128
+
+
+def test_best_is_the_fastest_that_fits() -> None:
+    full = Trial({"data.workers": 4}, (200.0,), memory_share=0.97)
+    died = Trial({"data.workers": 3}, failed="out of memory")
+    good = Trial({"data.workers": 2}, (150.0, 149.0))
+    slow = Trial({"data.workers": 1}, (90.0,))
+    assert best([full, died, good, slow]) is good
+
+
+def test_of_equals_the_thrifty_one() -> None:
+    many = Trial({"data.workers": 8}, (100.0,))
+    few = Trial({"data.workers": 2}, (99.5,))
+    starved = Trial({"data.workers": 1}, (99.9,), wait_share=0.3)
+    assert best([many, few, starved]) is few
+
+
+def test_nothing_usable_is_nothing() -> None:
+    assert best([Trial({}, failed="out of memory")]) is None
+
+
+def test_axes() -> None:
+    assert batch_sizes(64, 10_000) == [32, 64, 128, 256, 512]
+    assert batch_sizes(64, 700) == [32, 64]
+    assert worker_counts(2) == [0, 1, 2]
+    assert worker_counts(16) == [0, 1, 8, 15, 16]
+
+
+def test_learning_rate_goes_with_the_batch() -> None:
+    assert scaled_lr(0.1, "sgd", 64, 256) == 0.4
+    assert scaled_lr(0.001, "adamw", 64, 256) == 0.002

@@ -1,0 +1,113 @@
+"""Predictions from a calibration whose truth is known."""
+
+from dataclasses import replace
+
+import pytest
+from constructed import signals, steps
+
+from flatout.diagnosis.calibration import Calibration, Settings, calibrate
+from flatout.diagnosis.model.device import DeviceTime
+from flatout.diagnosis.what_if import predict
+from flatout.errors import ConfigError
+
+JOB = Calibration(
+    settings=Settings(batch_size=64, workers=1, epochs=10),
+    device=DeviceTime(0.010, 0.001),
+    device_kind="cuda",
+    cores=8,
+    threads=1,
+    step_extra_seconds=0.006,
+    between_seconds=0.0,
+    fetch_seconds=0.0001,
+    decode_seconds=0.003,
+    augment_seconds=0.0009,
+    bytes_per_sample=100e3,
+    remote=False,
+    fetchers=0,
+    samples_per_epoch=6400,
+    startup_seconds=5.0,
+    validation_seconds=2.0,
+    checkpoint_seconds=1.0,
+    step_error=0.03,
+    contention=0.0,
+    usd_per_hour=3.6,
+    measured_workers=1,
+)
+OWN, LOAD = 0.010 + 0.064 + 0.006, 64 * 0.004
+
+
+def test_one_worker_is_the_limit() -> None:
+    prediction = predict(JOB, {})
+    assert prediction.step.value == pytest.approx(LOAD)
+    assert prediction.limit == "loading"
+
+
+def test_workers_help_until_the_device_is_the_limit() -> None:
+    assert predict(JOB, {"data.workers": 2}).step.value == pytest.approx(LOAD / 2)
+    enough = predict(JOB, {"data.workers": 6})
+    assert (enough.step.value, enough.limit) == (pytest.approx(OWN), "compute")
+
+
+def test_without_workers_nothing_overlaps() -> None:
+    assert predict(JOB, {"data.workers": 0}).step.value == pytest.approx(OWN + LOAD)
+
+
+def test_cores_that_are_in_each_others_way_gain_less() -> None:
+    crowded = replace(JOB, contention=0.4)
+    assert predict(crowded, {"data.workers": 2}).step.value > predict(JOB, {"data.workers": 2}).step.value
+
+
+def test_run_and_cost_add_up() -> None:
+    prediction = predict(JOB, {"data.workers": 6, "validate.every_epochs": 5})
+    expected = 5.0 + 10 * 100 * OWN + 2 * 2.0 + 10 * 1.0
+    assert prediction.run.value == pytest.approx(expected)
+    assert prediction.usd is not None
+    assert prediction.usd.value == pytest.approx(expected * 3.6 / 3600)
+
+
+def test_a_cache_makes_all_but_the_first_epoch_faster() -> None:
+    cached = predict(JOB, {"data.cache": "memory"})
+    assert cached.step.value == pytest.approx(OWN)
+    assert cached.run.value > 5.0 + 10 * 100 * OWN + 20 + 10  # the first epoch still decodes
+
+
+def test_a_slow_store_caps_the_rate() -> None:
+    capped = predict(JOB, {"data.workers": 8, "storage.bandwidth": "80 Mbps"})
+    assert capped.step.value == pytest.approx(64 * 100e3 / 10e6)
+    assert capped.limit == "storage"
+
+
+def test_a_slower_link_exposes_communication() -> None:
+    ranks = replace(JOB, world_size=4, gradient_bytes=100e6, settings=replace(JOB.settings, workers=8))
+    slow, fast = predict(ranks, {"link": "100 Mbps"}), predict(ranks, {"link": "100 Gbps"})
+    assert slow.step.value == pytest.approx(1.5 * 100e6 / 12.5e6, rel=0.02)
+    assert fast.step.value == pytest.approx(OWN, rel=0.1)
+
+
+def test_checkpointing_computes_the_forward_pass_again() -> None:
+    plain = replace(JOB, settings=replace(JOB.settings, workers=8))
+    assert predict(plain, {"train.checkpointing": True}).step.value == pytest.approx(0.074 * 4 / 3 + 0.006)
+
+
+def test_less_is_promised_of_what_was_never_seen() -> None:
+    def width(changes: dict[str, object]) -> float:
+        step = predict(JOB, changes).step
+        return (step.high - step.low) / step.value
+
+    assert width({}) < width({"data.workers": 2}) < width({"data.workers": 2, "data.batch_size": 256})
+
+
+def test_a_key_the_model_knows_nothing_of_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no prediction for model\.width"):
+        predict(JOB, {"model.width": 2})
+
+
+def test_a_calibration_survives_its_file() -> None:
+    assert Calibration.from_dict(JOB.to_dict()) == JOB
+
+
+def test_a_run_predicts_itself() -> None:
+    """Of a run that waits for one worker: what the model says of no change is what was measured."""
+    starved = signals(workers=1, steps=steps(own=0.1, wait=0.16), threads=1)
+    job = calibrate(starved, Settings(batch_size=64, workers=1, epochs=4))
+    assert predict(job, {}).step.value == pytest.approx(0.26, rel=0.02)
