@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium
 
-.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote
+.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts bench-predictions
 
 demo: install
 	$(BIN)/flatout demo
@@ -55,6 +55,13 @@ bench-loaders: install
 bench-remote: install
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
 	$(BIN)/python benchmarks/remote_training.py --photos $(BENCH)/data/photos
+
+# Injected faults against the verdict of `flatout explain`; predictions against the runs that follow.
+bench-verdicts: install
+	$(BIN)/python benchmarks/verdicts/run_scenarios.py --dir $(BENCH)/verdicts
+
+bench-predictions: install
+	$(BIN)/python benchmarks/predictions/run.py --dir $(BENCH)/verdicts
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

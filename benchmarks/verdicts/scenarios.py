@@ -25,7 +25,8 @@ class Scenario:
     """Of a store; the dataset is then read from S3."""
     inject: Callable[[], None] | None = None
     fails: bool = False
-    ranks: int = 1
+    neighbours: int = 0
+    """Other processes that only compute meanwhile."""
 
 
 # What is patched into the training process
@@ -71,13 +72,13 @@ def slow_epoch_start() -> None:
 
 
 def leak() -> None:
-    """40 MB kept from every step."""
+    """8 MB kept from every step."""
     from flatout.app.recording import RunRecords
 
     write, kept = RunRecords.step, []
 
     def step(self: RunRecords, record: Any) -> None:
-        kept.append(bytearray(b"x" * 40_000_000))
+        kept.append(bytearray(b"x" * 8_000_000))
         write(self, record)
 
     RunRecords.step = step  # type: ignore[method-assign]
@@ -93,19 +94,6 @@ def slow_copy() -> None:
         return copy(self, *arguments)
 
     Classification.to_device = to_device  # type: ignore[method-assign]
-
-
-def busy_neighbour() -> None:
-    """Three processes that only compute, until the trainer ends."""
-    import multiprocessing
-
-    for _ in range(3):
-        multiprocessing.get_context("fork").Process(target=_compute, daemon=True).start()
-
-
-def _compute() -> None:
-    while True:
-        sum(range(10**6))
 
 
 def unowned_time() -> None:
@@ -179,6 +167,6 @@ SCENARIOS = (
     Scenario("memory growth", "memory", settings={**SLOW, "train.epochs": 6}, inject=leak),
     Scenario("device idle while a logger is awaited", "host", says="idle", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_logger),
     Scenario("slow copy to the device", "copy", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_copy),
-    Scenario("busy neighbour", "host", says="busy", settings={**SLOW, "threads": 1}, inject=busy_neighbour),
+    Scenario("busy neighbours", "host", says="other processes", settings=REAL, neighbours=3),
     Scenario("time without an owner", "unexplained", says="No verdict", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=unowned_time),
 )  # fmt: skip

@@ -42,6 +42,7 @@ class RunRecords:
         self._dataset = dataset
         self._device = device
         before = read_json(directory.summary)
+        self.import_seconds: float | None = None
         self.attempt = int(before.get("attempts") or 0) + 1
         self.completed = before.get("status") == "completed"
         earlier = read_attempts(directory.spans / "rank0.jsonl")
@@ -108,7 +109,7 @@ class RunRecords:
             "throughput": throughput(
                 [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
             ),
-            "time": {"wall_seconds": wall_seconds, "parts": parts},
+            "time": {"wall_seconds": wall_seconds, "parts": parts, "import_seconds": self.import_seconds},
             "data": self._data(stages),
             **self.system.sections(
                 busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -33,4 +34,4 @@ def doctor(
     if as_json:
         lines = [asdict(line) for line in checkup.lines]
         print_json({"ok": checkup.exit_code == 0, "seconds": checkup.seconds, "lines": lines})
-    raise typer.Exit(checkup.exit_code)
+    sys.exit(checkup.exit_code)

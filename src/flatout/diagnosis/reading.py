@@ -42,6 +42,7 @@ def read_signals(run: Run) -> Signals:
         device_memory_peak_bytes=_section(summary, "device_use").get("memory_peak_bytes"),
         device_memory_total_bytes=_section(summary, "device_use").get("memory_total_bytes"),
         flops_share=_section(summary, "device_use").get("flops_share"),
+        import_seconds=time.get("import_seconds"),
         usd_per_hour=_usd_per_hour(summary),
         store=_store(data),
         system=_system(run.directory),

@@ -152,6 +152,8 @@ class Signals:
     log_every: int = 1
     flops_share: float | None = None
     """Model FLOP/s over the device's peak."""
+    import_seconds: float | None = None
+    """Of the startup: interpreter and imports."""
     validations: int = 0
     validate_every: int = 1
     checkpoints: int = 0
@@ -253,6 +255,11 @@ class Signals:
             self.decode_seconds * per_sample,
             (self.augment_seconds or 0.0) * per_sample,
         )
+
+    @property
+    def hands(self) -> int:
+        """Workers that can be at work at once: no more than batches may be prepared ahead."""
+        return min(self.workers, self.prefetch)
 
     @property
     def starved(self) -> bool:

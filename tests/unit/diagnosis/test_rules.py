@@ -34,6 +34,7 @@ from flatout.diagnosis.rules import (
     memory_headroom,
     needless_checkpointing,
     no_workers,
+    optimizer_time,
     overfitting,
     port_speed,
     prediction_off,
@@ -46,6 +47,7 @@ from flatout.diagnosis.rules import (
     straggler,
     throttling,
     too_many_nodes,
+    too_many_threads,
     unattributed,
     validation_time,
     wrong_interface,
@@ -76,6 +78,12 @@ CASES = {
     ),
     "2 few workers": Case(
         few_workers.find, "data-workers", signals(workers=1, steps=STARVED), signals(workers=8, steps=STARVED)
+    ),
+    "2 shallow prefetch": Case(
+        few_workers.find,
+        "data-workers",
+        signals(workers=8, prefetch=1, steps=STARVED),
+        signals(workers=8, prefetch=16, steps=STARVED),
     ),
     "3 decode-bound": Case(
         decode_bound.find,
@@ -143,6 +151,15 @@ CASES = {
         small_batch.find, "host", signals(batch_size=4, parts={"optimizer": 9.0}), signals(parts={"optimizer": 9.0})
     ),
     "16 host time": Case(host_time.find, "host", signals(parts={"other": 6.0}), signals(parts={"other": 0.2})),
+    "16 optimizer": Case(
+        optimizer_time.find, "compute", signals(parts={"optimizer": 12.0}), signals(parts={"optimizer": 2.0})
+    ),
+    "16 threads": Case(
+        too_many_threads.find,
+        "host",
+        signals(device_kind="cpu", cores=2, threads=8),
+        signals(device_kind="cpu", cores=8, threads=8),
+    ),
     "16 busy host": Case(
         busy_host.find,
         "host",
@@ -221,7 +238,7 @@ CASES = {
     "28 validation": Case(
         validation_time.find, "validation", signals(parts={"validation": 8.0}), signals(parts={"validation": 0.3})
     ),
-    "29 startup": Case(startup_time.find, "startup", signals(parts={"startup": 15.0}), signals(parts={"startup": 4.0})),
+    "29 startup": Case(startup_time.find, "startup", signals(parts={"startup": 15.0}), signals(parts={"startup": 15.0}, import_seconds=11.0)),
     "30 spot": Case(spot_price.find, None, signals(spot_usd_per_hour=0.4), signals(spot_usd_per_hour=0.4, spot=True)),
     "31 cross-zone": Case(
         cross_zone.find, None, signals(cross_zone_bytes=5e9, usd_per_gb_cross_zone=0.02), signals(cross_zone_bytes=0)

@@ -8,7 +8,7 @@ from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, 
 def test_the_model_puts_the_fast_settings_first() -> None:
     settings = grid({"data.batch_size": [32, 64, 128], "data.workers": [0, 1, 4, 8]})
     first = promising(JOB, settings, 3)
-    assert all(setting["data.workers"] == 8 for setting in first)
+    assert all(setting["data.workers"] >= 4 for setting in first)
     assert first[0]["data.batch_size"] == 128
 
 

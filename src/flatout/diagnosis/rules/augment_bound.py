@@ -15,7 +15,7 @@ def find(signals: Signals) -> Finding | None:
     load = signals.load
     if not signals.starved or load is None or signals.fetch_bound:
         return None
-    busy = signals.cores_saturated or signals.workers >= signals.cores
+    busy = signals.cores_saturated or signals.hands >= signals.cores
     if not augment_dominates(signals) and not (busy and load.augment_seconds > load.decode_seconds):
         return None
     rest = 1 - load.augment_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0

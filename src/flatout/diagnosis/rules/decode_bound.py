@@ -10,7 +10,7 @@ def find(signals: Signals) -> Finding | None:
     load = signals.load
     if signals.workers == 0 or not signals.starved or load is None or signals.fetch_bound:
         return None
-    hands_free = not signals.cores_saturated and signals.workers < signals.cores
+    hands_free = not signals.cores_saturated and signals.hands < signals.cores
     if hands_free or augment_dominates(signals) or load.augment_seconds > load.decode_seconds:
         return None
     rest = 1 - load.decode_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0

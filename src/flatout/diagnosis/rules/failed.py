@@ -4,6 +4,8 @@ from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.signals import Signals
 
 _CAUSES = (
+    (("ended without a word",), "unexplained", "dmesg says whether it was killed; the same command resumes"),
+    (("cannot be used, more than",), "data-decode", "flatout data audit lists the samples that cannot be decoded"),
     (("out of memory", "cannot allocate memory"), "memory", "a smaller batch, gradient checkpointing or accumulation"),
     (("not finite", "loss is nan", "loss is inf", "loss is -inf"), "diverged",
      "lower train.lr, set train.clip_norm, or look at bad_batch.json"),

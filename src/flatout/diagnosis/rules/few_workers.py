@@ -11,9 +11,14 @@ def find(signals: Signals) -> Finding | None:
     load = signals.load
     if signals.workers == 0 or not signals.starved or load is None or signals.cores_saturated:
         return None
-    if signals.fetch_bound or augment_dominates(signals) or signals.workers >= signals.cores:
+    if signals.fetch_bound or augment_dominates(signals) or signals.hands >= signals.cores:
         return None
-    workers = min(max(signals.workers + 1, workers_needed(load.seconds, signals.own_seconds)), signals.cores)
+    shallow = signals.prefetch < signals.workers
+    needed = max(signals.workers + 1, workers_needed(load.seconds, signals.own_seconds))
+    workers = signals.workers if shallow else min(needed, signals.cores)
+    fix = Fix(f"use {workers} workers", {"data.workers": workers})
+    if shallow:
+        fix = Fix(f"prepare {2 * workers} batches ahead, so that all workers have one", {"data.prefetch": 2 * workers})
     return saving(
         signals,
         "few-workers",
@@ -21,10 +26,10 @@ def find(signals: Signals) -> Finding | None:
         f"Too few loader workers: {percent(signals.wait_share)} of each step waits for data while "
         f"{signals.idle_cores:.1f} of {signals.cores} cores are idle",
         (
-            f"{signals.workers} worker(s) take {format_seconds(load.seconds)} for a batch, the rest of the step takes "
-            f"{format_seconds(signals.own_seconds)}",
+            f"{signals.hands} worker(s) at work take {format_seconds(load.seconds)} for a batch, the rest of the step "
+            f"takes {format_seconds(signals.own_seconds)}",
             f"this run keeps {signals.cores_busy:.1f} of {signals.cores} cores busy",
         ),
-        Fix(f"use {workers} workers", {"data.workers": workers}),
+        fix,
         faster_steps(signals, signals.step_with(workers)),
     )

@@ -9,7 +9,7 @@ from flatout.units import format_seconds
 def find(signals: Signals) -> Finding | None:
     seconds = signals.part("other")
     stepping = signals.wall_seconds - signals.part("startup")
-    if not signals.steps_done or stepping <= 0 or seconds / stepping <= 0.05:
+    if not signals.steps_done or stepping <= 0 or seconds / stepping <= 0.05 or seconds / signals.steps_done < 0.004:
         return None
     changes = {} if signals.device_kind != "cuda" or signals.log_every >= 10 else {"train.log_every": 10}
     return saving(

@@ -5,21 +5,23 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
-_ORDINARY_SECONDS = 8.0  # interpreter, torch, listing a dataset: not worth a word
+_ORDINARY_SECONDS = 5.0  # listing a dataset, building a model, the first step: not worth a word
+_ORDINARY_IMPORT_SECONDS = 12.0  # torch on a slow, busy machine
 
 
 def find(signals: Signals) -> Finding | None:
     seconds = signals.startup_seconds
-    if signals.share(seconds) <= 0.10 or seconds <= _ORDINARY_SECONDS:
+    saved = seconds - _ORDINARY_SECONDS - min(signals.import_seconds or 0.0, _ORDINARY_IMPORT_SECONDS)
+    if signals.share(seconds) <= 0.10 or saved <= 2.0:
         return None
-    saved = seconds - _ORDINARY_SECONDS / 2
+    imports = "" if signals.import_seconds is None else f", {format_seconds(signals.import_seconds)} of it imports"
     return saving(
         signals,
         "startup-time",
         "startup",
         f"Starting takes {format_seconds(seconds)}, {percent(signals.share(seconds))} of the run",
         (
-            f"{format_seconds(signals.part('startup'))} before the first batch, "
+            f"{format_seconds(signals.part('startup'))} before the first batch{imports}",
             f"{format_seconds(signals.warm_up_seconds)} more in the first steps",
         ),
         Fix("pack the dataset (no listing), keep the data near, train longer in one go; compile only for long runs"),
