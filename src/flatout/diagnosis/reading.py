@@ -13,6 +13,7 @@ from flatout.runs import Run
 from flatout.runs.directory import read_table
 
 _FETCHERS = 4  # of data/loader.py: threads that wait for a store beside the workers
+_BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
 _LOADS = ("fetch", "decode", "augment", "collate")
 
 
@@ -242,13 +243,35 @@ def _system(directory: Path) -> System:
 
 
 def _ranks(run: Run) -> Ranks | None:
+    """Per rank from its spans: what it does itself before it waits for the others."""
     world = run.summary.get("world_size") or 1
     if world < 2:
         return None
-    network = _section(run.summary, "network")
+    network, link = _section(run.summary, "network"), _section(run.summary, "link")
+    steps = max(1, len(run.steps))
+    parts = [_part_seconds(run.directory / "spans" / f"rank{rank}.jsonl") for rank in range(world)]
+    waits = [each["communication"] / steps for each in parts if each]
+    own = tuple(sum(each.get(name, 0.0) for name in _BEFORE_EXCHANGE) / steps for each in parts if each)
     return Ranks(
         world_size=world,
+        nodes=len(link.get("nodes") or ()) or 1,
         mode=str(_section(run.config, "parallel").get("mode") or "ddp"),
+        gradient_bytes=network.get("gradient_bytes"),
+        communication_seconds=min(waits) if waits else None,  # the last to arrive waits for the network alone
+        arrival_seconds=own if len(own) == world else (),
+        backend=link.get("backend"),
+        interface=network.get("interface"),
         link_bits_per_second=network.get("link_bits_per_second"),
         peak_bits_per_second=network.get("peak_bits_per_second"),
     )
+
+
+def _part_seconds(path: Path) -> dict[str, float]:
+    """Exclusive seconds of every part of one rank's last attempt; empty where it left no file."""
+    parts: dict[str, float] = {}
+    for row in _spans(path):
+        if "attempt" in row:
+            parts = {"communication": 0.0}
+        elif "lane" not in row and parts:
+            parts[row["name"]] = parts.get(row["name"], 0.0) + float(row.get("own") or 0.0)
+    return parts

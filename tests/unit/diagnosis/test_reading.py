@@ -82,3 +82,20 @@ def test_monitors(run: Path) -> None:
 def test_no_run_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError):
         read_run(tmp_path)
+
+
+def test_ranks_are_told_apart_by_what_they_do_themselves(run: Path) -> None:
+    summary = {"run": "r", "status": "completed", "world_size": 2, "network": {"peak_bits_per_second": 97e6}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "spans").mkdir()
+    for rank, (own, waits) in enumerate([(1.2, 6.0), (6.0, 1.2)]):
+        rows = [
+            {"attempt": 1, "started_unix": 0},
+            {"name": "backward", "own": own},
+            {"name": "communication", "own": waits},
+        ]
+        (run / "spans" / f"rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ranks = read_signals(read_run(run)).ranks
+    assert ranks is not None
+    assert ranks.arrival_seconds == pytest.approx((0.1, 0.5))
+    assert ranks.communication_seconds == pytest.approx(0.1)
