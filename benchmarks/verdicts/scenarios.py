@@ -125,6 +125,23 @@ def slow_augment() -> None:
     prepare._finished = slow
 
 
+def slow_disk() -> None:
+    """2 ms for each file."""
+    from flatout.data import pools
+
+    fetch = pools.fetch
+
+    def slow(recipe: Any, epoch: int, index: int, cache: Any = None) -> Any:
+        started = time.perf_counter()
+        time.sleep(0.002 * len(recipe.ids(epoch, index)))
+        fetched = fetch(recipe, epoch, index, cache)
+        fetched.stages.fetch += time.perf_counter() - started
+        fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, time.perf_counter() - started)
+        return fetched
+
+    pools.fetch = slow
+
+
 # The matrix. Emulated devices want 64 images in 30 ms unless said otherwise.
 
 QUICK = {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0004}
@@ -139,24 +156,26 @@ SCENARIOS = (
     Scenario("healthy: compute-bound, emulated", "compute", settings=SLOW),
     Scenario("healthy: compute-bound, real CPU", "compute", settings=REAL),
     Scenario("healthy: spare cores and a full queue", "compute", settings={**SLOW, "data.workers": 2}),
-    Scenario("healthy: decoded cache in memory, many epochs", "compute", settings={**SLOW, "data.cache": "memory", "train.epochs": 8}),
+    Scenario("healthy: decoded cache in memory, many epochs", "compute", settings={**SLOW, "data.cache": "memory", "train.epochs": 4}),
     Scenario("0 workers", "data-workers", data="big", settings={**QUICK, "data.workers": 0}),
     Scenario("0 workers, real CPU", "data-workers", data="big", settings={**REAL, "data.workers": 0}),
     Scenario("too few workers", "data-workers", data="big", settings={**QUICK, "data.workers": 1}),
     Scenario("heavy decode, every core busy", "data-decode", data="big", settings={**QUICK, "data.workers": 2, "emulated.seconds_per_sample": 0.0001}),
     Scenario("heavy Python augmentation (colours)", "data-augment", settings={**QUICK, **COLOURS, "data.workers": 2}),
     Scenario("heavy Python augmentation (own transform)", "data-augment", settings={**QUICK, "data.workers": 1}, inject=slow_augment),
-    Scenario("slow store: latency 300 ms", "data-fetch", settings={**QUICK, "data.stage": "off"}, faults=Faults(latency_seconds=0.3)),
-    Scenario("slow store: bandwidth 1 MB/s", "data-fetch", data="big", settings={**QUICK, "data.stage": "off"}, faults=Faults(bytes_per_second=1e6)),
-    Scenario("throttling store", "data-fetch", says="throttle", settings={**QUICK, "data.stage": "off"},
+    Scenario("workers without room to work ahead", "data-workers", says="ahead", data="big", settings={**QUICK, "data.workers": 2, "data.prefetch": 1}),
+    Scenario("slow disk", "data-fetch", says="disk", settings=QUICK, inject=slow_disk),
+    Scenario("slow store: latency 300 ms", "data-fetch", settings={**QUICK, "data.stage": "off", "train.max_steps": 30}, faults=Faults(latency_seconds=0.3)),
+    Scenario("slow store: bandwidth 4 MB/s", "data-fetch", data="big", settings={**QUICK, "data.stage": "off", "train.max_steps": 16}, faults=Faults(bytes_per_second=4e6)),
+    Scenario("throttling store", "data-fetch", says="throttle", settings={**QUICK, "data.stage": "off", "train.max_steps": 40},
              faults=Faults(rules=[Rule("throttle", share=0.4, objects_only=True)])),
     Scenario("unreliable store", "data-fetch", settings={**QUICK, "data.stage": "off"},
-             faults=Faults(latency_seconds=0.1, rules=[Rule("disconnect", share=0.3, objects_only=True)])),
+             faults=Faults(latency_seconds=0.1, rules=[Rule("disconnect", share=0.12, objects_only=True)])),
     Scenario("cold first epoch, then staged", "data-fetch", says="first epoch", settings={**SLOW, "data.stage": "auto", "train.epochs": 4},
              faults=Faults(latency_seconds=0.5)),
     Scenario("cold first epoch, then cached", "data-decode", says="first epoch", data="big",
              settings={**QUICK, "data.cache": "memory", "data.workers": 2, "train.epochs": 6, "emulated.seconds_per_sample": 0.0003}),
-    Scenario("slow epoch start", "epoch-start", settings={**SLOW, "train.epochs": 6}, inject=slow_epoch_start),
+    Scenario("slow epoch start", "epoch-start", settings={**SLOW, "emulated.seconds_per_sample": 0.0005, "train.epochs": 6}, inject=slow_epoch_start),
     Scenario("tiny batch, emulated", "host", says="batch", settings={**QUICK, "data.batch_size": 2, "train.epochs": 1, "train.max_steps": 250}),
     Scenario("tiny batch, real CPU", "host", says="batch", settings={**REAL, "data.batch_size": 2, "train.max_steps": 150}),
     Scenario("checkpoint every step", "checkpoint", settings={**SLOW, "checkpoint.every_steps": 1}),
@@ -164,9 +183,10 @@ SCENARIOS = (
     Scenario("slow start-up", "startup", settings=SLOW, inject=slow_start),
     Scenario("wrong labels in val", "labels", data="mismatched", settings={**REAL, "train.epochs": 6, "train.max_steps": None, "data.view": "train-32", "data.eval_view": "eval-32", "views.train-32.base": "train-64", "views.train-32.size": 32, "views.eval-32.base": "eval-64", "views.eval-32.size": 32, "validate.every_epochs": 1}),
     Scenario("NaN: learning rate far too high", "diverged", settings={**REAL, "train.lr": 1e9, "train.warmup_epochs": 0}, fails=True),
-    Scenario("memory growth", "memory", settings={**SLOW, "train.epochs": 6}, inject=leak),
+    Scenario("memory growth", "memory", settings={**SLOW, "train.epochs": 5}, inject=leak),
     Scenario("device idle while a logger is awaited", "host", says="idle", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_logger),
     Scenario("slow copy to the device", "copy", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_copy),
+    Scenario("more threads than cores", "host", says="threads", settings={**REAL, "threads": 16}),
     Scenario("busy neighbours", "host", says="other processes", settings=REAL, neighbours=3),
     Scenario("time without an owner", "unexplained", says="No verdict", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=unowned_time),
 )  # fmt: skip

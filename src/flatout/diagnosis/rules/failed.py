@@ -12,7 +12,7 @@ _CAUSES = (
     (("received no gradient", "ranks hold different", "ranks disagree"), "diverged",
      "wrap the model that is trained; checkpoint with use_reentrant=False"),
     (("no room", "no space", "checkpoints in a row"), "checkpoint", "free some space, then the same command resumes"),
-    (("was not ready after", "store", "bucket", "no answer"), "data-fetch",
+    (("was not ready after", "store", "bucket", "no answer", "://"), "data-fetch",
      "flatout doctor says whether the store answers and how fast"),
     (("worker",), "data-workers", "look at the worker's own message above; data.workers=0 shows it in the open"),
     (("rank", "peer"), "network", "flatout doctor measures the link between the nodes"),
