@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium
 
-.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts bench-predictions
+.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts bench-predictions bench-tune
 
 demo: install
 	$(BIN)/flatout demo
@@ -62,6 +62,9 @@ bench-verdicts: install
 
 bench-predictions: install
 	$(BIN)/python benchmarks/predictions/run.py --dir $(BENCH)/verdicts
+
+bench-tune: install
+	$(BIN)/python benchmarks/tuning/run.py --dir $(BENCH)/verdicts --exhaustive
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -119,7 +119,7 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSec
 
 def measure_apart(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:
     """In a process of its own, which is gone when this returns: what runs out of memory there harms nobody here."""
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(dict(recipe), seconds, synthetic, theirs), daemon=True)
     process.start()
@@ -136,6 +136,15 @@ def measure_apart(recipe: Mapping[str, Any], seconds: float, synthetic: bool = F
         ours.close()
         process.kill()
         process.join()
+
+
+def _context() -> Any:
+    """Forked from a server that has imported torch once and computed nothing: a start costs a moment, not seconds."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    return context
 
 
 def _child(recipe: dict[str, Any], seconds: float, synthetic: bool, answer: Connection) -> None:

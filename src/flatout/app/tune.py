@@ -24,15 +24,20 @@ _FINALISTS, _ROUNDS = 3, 3
 
 @dataclass(frozen=True)
 class Tuned:
-    """The chosen setting, everything that was tried, and how many an exhaustive search would have tried."""
+    """The chosen setting, the one given, everything that was tried, and what could have been."""
 
     chosen: Trial
     given: Trial
     trials: tuple[Trial, ...]
-    grid_size: int
+    axes: Mapping[str, Sequence[Any]]
     changes: Mapping[str, Any]
     seconds: float
     usd_per_hour: float | None
+
+    @property
+    def grid_size(self) -> int:
+        """How many combinations an exhaustive search would measure."""
+        return len(grid(self.axes))
 
     @property
     def gain(self) -> float:
@@ -54,8 +59,7 @@ def tune_recipe(
     folder = Path("runs") / f"{config.name}-tune"
     calibration = probe_recipe(_recipe(config), None, min(seconds, 3.0), folder, say).calibration
     axes = _axes(config, calibration, keep_batch, compile_too)
-    settings = grid(axes)
-    trials = _search(config, calibration, axes, settings, seconds, say)
+    trials = _search(config, calibration, axes, seconds, say)
     given_setting = {key: _current(config, calibration, key) for key in axes}
     finalists = sorted((each for each in trials if usable(each)), key=lambda each: -each.speed)[:_FINALISTS]
     if not any(each.setting == given_setting for each in finalists):
@@ -71,7 +75,7 @@ def tune_recipe(
     if out is not None:
         _write_recipe(config, changes, out)
     taken = time.monotonic() - started
-    return Tuned(chosen, given, (*finalists, *rest), len(settings), changes, taken, rate)
+    return Tuned(chosen, given, (*finalists, *rest), axes, changes, taken, rate)
 
 
 def _recipe(config: Config) -> dict[str, Any]:
@@ -108,12 +112,11 @@ def _search(
     config: Config,
     calibration: Calibration,
     axes: Mapping[str, Sequence[Any]],
-    settings: Sequence[Mapping[str, Any]],
     seconds: float,
     say: Callable[[str], None],
 ) -> list[Trial]:
     """A quarter of the grid at most: the model's favourites by batch and workers, then one other key at a time."""
-    budget = max(2, len(settings) // 4)
+    budget = max(2, len(grid(axes)) // 4)
     current = {key: _current(config, calibration, key) for key in axes}
     trials = [_measured(config, current, seconds, say)]
     others = [key for key in axes if key not in ("data.batch_size", "data.workers")]

@@ -1,0 +1,100 @@
+"""`flatout tune` against the defaults of a plain PyTorch script, and against every combination of its grid.
+
+    python benchmarks/tuning/run.py --dir DIR [--only WORD] [--exhaustive]
+
+DIR is the one of the verdicts. "Plain" is what a first script does: no workers, contiguous fp32, the batch as given.
+Writes DIR/tuning.json and benchmarks/results/<date>-tuning.md. Speeds are samples/s, medians of interleaved rounds.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "verdicts")]
+
+from run_scenarios import BASE, make_datasets  # noqa: E402
+
+SECONDS, ROUNDS = 2.5, 3
+CASES = {
+    "emulated T4-like, large JPEGs": ("big", {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0004, "data.batch_size": 32}),
+    "emulated, small images": ("small", {"emulated.base_seconds": 0.02, "emulated.seconds_per_sample": 0.0001, "data.batch_size": 32}),
+    "real CPU, small images": ("small", {"device": "cpu", "threads": "auto", "data.batch_size": 32}),
+    "real CPU, large JPEGs": ("big", {"device": "cpu", "threads": "auto", "data.batch_size": 16}),
+}  # fmt: skip
+PLAIN = {"data.workers": 0, "train.channels_last": False}
+
+
+def speed(recipe, changes):
+    from flatout.app.measuring import measure_apart
+    from flatout.config.loading import load_config
+
+    config = load_config(recipe, changes).config.model_dump(mode="json", by_alias=True)
+    return measure_apart(config, SECONDS).samples_per_second
+
+
+def play(name, data, settings, folder, exhaustive):
+    from flatout.app.tune import tune_recipe
+    from flatout.config.loading import load_config
+    from flatout.diagnosis.tuning import grid
+
+    recipe = load_config(
+        {"name": "tuned"}, {**BASE, "data.path": str(folder / "data" / data), **settings, **PLAIN}
+    ).config.model_dump(mode="json", by_alias=True)
+    tuned = tune_recipe(recipe, None, SECONDS, say=lambda text: print("  ", text, flush=True))
+    speeds = {"plain": [], "tuned": []}
+    for _ in range(ROUNDS):
+        speeds["plain"].append(speed(recipe, {}))
+        speeds["tuned"].append(speed(recipe, tuned.changes))
+    row = {
+        "name": name, "plain": statistics.median(speeds["plain"]), "tuned": statistics.median(speeds["tuned"]), "speeds": speeds,
+        "changes": dict(tuned.changes), "tried": len(tuned.trials), "grid": tuned.grid_size, "seconds": tuned.seconds,
+    }  # fmt: skip
+    if exhaustive:
+        everything = {json.dumps(each): speed(recipe, each) for each in grid(tuned.axes)}
+        row["best"], row["best_setting"] = max((value, key) for key, value in everything.items())
+        row["tuned_in_grid"] = everything[json.dumps(dict(tuned.chosen.setting))]
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def report(rows, path):
+    lines = [
+        f"# Tune, {time.strftime('%Y-%m-%d')}", "",
+        "Samples/s, medians of interleaved rounds on 2 cores, no GPU; `make bench-tune`. Plain: no workers, contiguous, fp32.", "",
+        "| case | plain | tuned | gain | settings tried | changes | best of the whole grid |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        changes = ", ".join(f"{key}={value}" for key, value in row["changes"].items())
+        best = (
+            "-"
+            if "best" not in row
+            else f"{row['best']:.0f} ({row['best_setting']}); tuned reached {100 * row['tuned_in_grid'] / row['best']:.0f} % of it"
+        )
+        lines.append(
+            f"| {row['name']} | {row['plain']:.0f} | {row['tuned']:.0f} | {row['tuned'] / row['plain']:.2f}x | {row['tried']} of {row['grid']} | {changes} | {best} |"
+        )
+    path.write_text("\n".join(lines) + "\n")
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--dir", type=Path, default=Path("/tmp/flatout-verdicts"))
+    arguments.add_argument("--only", default="")
+    arguments.add_argument("--exhaustive", action="store_true")
+    given = arguments.parse_args()
+    make_datasets(given.dir)
+    kept = given.dir / "tuning.json"
+    rows = {row["name"]: row for row in json.loads(kept.read_text())} if kept.exists() else {}
+    for name, (data, settings) in CASES.items():
+        if given.only in name:
+            rows[name] = play(name, data, settings, given.dir.resolve(), given.exhaustive)
+            kept.write_text(json.dumps(list(rows.values()), indent=1))
+    report(rows.values(), ROOT / "benchmarks" / "results" / f"{time.strftime('%Y-%m-%d')}-tuning.md")
+
+
+if __name__ == "__main__":
+    main()
