@@ -14,7 +14,7 @@ from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.reading import read_signals, workers_of
-from flatout.diagnosis.what_if import SETTINGS, Prediction, predict
+from flatout.diagnosis.what_if import SETTINGS, Prediction, predict, with_residual
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.reports.predictions import predictions_table, scores_table
 from flatout.runs import Run, list_runs, read_run
@@ -68,7 +68,7 @@ def calibration_of(run: Run, config: Config) -> Calibration:
         raise RunDirectoryError(
             f"{run.directory} has {signals.steps_done} steps; a prediction needs at least 3: train it a little longer"
         )
-    return calibrate(signals, settings_of(config, signals.workers))
+    return with_residual(calibrate(signals, settings_of(config, signals.workers)), signals.step_seconds)
 
 
 def settings_of(config: Config, workers: int) -> Settings:

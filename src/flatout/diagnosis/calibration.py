@@ -53,7 +53,8 @@ class Calibration:
     """Of one sample, with everything else that preparing it takes."""
     bytes_per_sample: float
     remote: bool
-    fetchers: int
+    fetchers: float
+    """Batches that are fetched at once beside the workers; 0 where workers fetch themselves."""
     samples_per_epoch: int
     startup_seconds: float
     validation_seconds: float
@@ -61,6 +62,13 @@ class Calibration:
     step_error: float
     """Relative, of the mean step: what repeated measurements differ by."""
     contention: float = _CONTENTION
+    cold_extra_seconds: float = 0.0
+    """What the first epoch took longer."""
+    epoch_gap_seconds: float = 0.0
+    residual: float = 1.0
+    """Measured over modelled step; holds for changes that leave the limit where it is."""
+    limit: str = ""
+    """What set the pace when this was measured."""
     request_seconds: float | None = None
     gradient_bytes: float | None = None
     world_size: int = 1
@@ -103,13 +111,13 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         threads=signals.threads,
         step_extra_seconds=max(0.0, warm_own - device.step_seconds(
             signals.batch, settings.checkpointing, settings.accumulate)),
-        between_seconds=signals.part("other") / count,
+        between_seconds=(signals.part("other") + signals.part("unattributed")) / count,
         fetch_seconds=0.0 if load is None else load.fetch_seconds / per_sample,
         decode_seconds=0.0 if load is None else load.decode_seconds / per_sample,
         augment_seconds=work,
         bytes_per_sample=_bytes_per_sample(signals),
         remote=signals.remote,
-        fetchers=signals.fetchers,
+        fetchers=_fetchers(signals),
         samples_per_epoch=_samples_per_epoch(signals),
         startup_seconds=signals.startup_seconds,
         validation_seconds=signals.part("validation") / max(1, signals.validations),
@@ -122,6 +130,8 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         usd_per_hour=signals.usd_per_hour,
         memory_bytes=signals.device_memory_peak_bytes,
         measured_workers=signals.workers,
+        cold_extra_seconds=_cold_extra(signals),
+        epoch_gap_seconds=_epoch_gap(signals),
     )  # fmt: skip
 
 
@@ -147,6 +157,25 @@ def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceT
         ]
     device = fit_device_time(points, share)
     return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.accumulate)
+
+
+def _fetchers(signals: Signals) -> float:
+    """As many as were at work on average, where the store set the pace: its own limits count in."""
+    if signals.fetchers and signals.load is not None and signals.starved and signals.fetch_bound:
+        return max(1.0, min(float(signals.fetchers), signals.load.fetch_seconds / signals.step_seconds))
+    return float(signals.fetchers)
+
+
+def _cold_extra(signals: Signals) -> float:
+    if signals.cold_ratio is None or signals.cold_ratio <= 1.3:
+        return 0.0
+    first = [step for step in signals.steps if step.epoch == signals.steps[0].epoch]
+    return sum(max(0.0, step.wait_seconds - signals.wait_seconds) for step in first)
+
+
+def _epoch_gap(signals: Signals) -> float:
+    starts = [step for step in signals.steps if step.batch_index == 0 and step.epoch != signals.steps[0].epoch]
+    return max(0.0, statistics.fmean(step.wait_seconds for step in starts) - signals.wait_seconds) if starts else 0.0
 
 
 def _bytes_per_sample(signals: Signals) -> float:

@@ -68,8 +68,8 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
     """The job with these changes. A key the model knows nothing of is refused: no answer is better than a guess."""
     settings, world, device = _apply(calibration, changes)
     changed = replace(calibration, device=device)
-    seconds, limit = _step(changed, settings, world)
-    cold, _ = _step(changed, _cold(settings, calibration), world)
+    seconds, limit = _corrected(changed, settings, world)
+    cold, _ = _corrected(changed, _cold(settings, calibration), world)
     error = calibration.step_error + _extrapolation(calibration, settings, world)
     step = Interval.around(seconds, error)
     parts = _run_parts(changed, settings, step, Interval.around(cold, error))
@@ -78,7 +78,7 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
     return Prediction(
         changes,
         step,
-        Interval.exact(settings.batch_size * ranks) / step,
+        Interval.exact(_mean_batch(calibration, settings) * ranks) / step,
         parts.epoch_seconds(),
         parts.run_seconds(),
         None if usd_per_hour is None else parts.run_seconds() * (usd_per_hour / 3600),
@@ -108,6 +108,23 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
     return settings, world, device
 
 
+def with_residual(calibration: Calibration, measured_step_seconds: float) -> Calibration:
+    """Held against the steps it was calibrated from: what the model misses of them it would miss again."""
+    seconds, limit = _step(calibration, calibration.settings, World())
+    ratio = measured_step_seconds / seconds if seconds > 0 else 1.0
+    return replace(calibration, residual=min(1.4, max(0.7, ratio)), limit=limit)
+
+
+def _corrected(calibration: Calibration, settings: Settings, world: World) -> tuple[float, str]:
+    seconds, limit = _step(calibration, settings, world)
+    return (seconds * calibration.residual if limit == calibration.limit else seconds), limit
+
+
+def _mean_batch(calibration: Calibration, settings: Settings) -> float:
+    """The last batch of an epoch is short: steps are those of the mean batch."""
+    return calibration.samples_per_epoch / math.ceil(calibration.samples_per_epoch / settings.batch_size)
+
+
 def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[float, str]:
     """Seconds of a warm step and what sets its pace."""
     own = _own_seconds(calibration, settings, world)
@@ -123,7 +140,7 @@ def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[f
         loading = max((fetch + work) / settings.workers, work / calibration.cores)
     storage = 0.0
     if world.storage_bytes_per_second:
-        storage = settings.batch_size * calibration.bytes_per_sample / world.storage_bytes_per_second
+        storage = _mean_batch(calibration, settings) * calibration.bytes_per_sample / world.storage_bytes_per_second
     host = own * calibration.threads if calibration.device_kind == "cpu" else calibration.step_extra_seconds
     shared = (host + work) / calibration.cores
     seconds = max(own, loading, storage, shared)
@@ -133,7 +150,9 @@ def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[f
 
 def _own_seconds(calibration: Calibration, settings: Settings, world: World) -> float:
     computing = calibration.device.step_seconds(
-        settings.batch_size, settings.checkpointing and calibration.device_kind != "emulated", settings.accumulate
+        _mean_batch(calibration, settings),
+        settings.checkpointing and calibration.device_kind != "emulated",
+        settings.accumulate,
     )
     if settings.precision != calibration.settings.precision and calibration.device_kind == "cuda":
         computing *= _16_BIT_FACTOR if settings.precision != "fp32" else 1 / _16_BIT_FACTOR
@@ -160,7 +179,8 @@ def _load_seconds(calibration: Calibration, settings: Settings, world: World) ->
         fetch = min(fetch, _LOCAL_READ_SECONDS)
     if settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
         fetch, decode = min(fetch, _MEMORY_READ_SECONDS), 0.0
-    return fetch * settings.batch_size, (decode + augment) * settings.batch_size
+    batch = _mean_batch(calibration, settings)
+    return fetch * batch, (decode + augment) * batch
 
 
 def _crowding(calibration: Calibration, workers: int) -> float:
@@ -209,12 +229,21 @@ def _run_parts(calibration: Calibration, settings: Settings, step: Interval, col
         steps_per_epoch=steps if total == epochs * steps else math.ceil(total / epochs),
         epochs=epochs,
         startup=Interval.around(calibration.startup_seconds, 0.15),
-        cold_extra=Interval.exact(max(0.0, cold.value - step.value) * steps),
+        cold_extra=Interval.exact(_cold_extra(calibration, settings, steps, cold.value - step.value)),
+        epoch_gap=Interval.exact(calibration.epoch_gap_seconds),
         validation=Interval.around(calibration.validation_seconds, 0.1),
         validations=math.ceil(epochs / settings.validate_every) if calibration.validation_seconds else 0,
         checkpoint=Interval.around(calibration.checkpoint_seconds, 0.25),
         checkpoints=saves,
     )
+
+
+def _cold_extra(calibration: Calibration, settings: Settings, steps: int, modelled: float) -> float:
+    """As measured where the tiers stay as they are, else what the first epoch lacks."""
+    measured = calibration.settings
+    if (settings.cache, settings.stage) == (measured.cache, measured.stage):
+        return calibration.cold_extra_seconds
+    return max(0.0, modelled) * steps
 
 
 def _memory(calibration: Calibration, settings: Settings) -> Interval | None:
