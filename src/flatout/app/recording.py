@@ -32,6 +32,8 @@ from flatout.sampling import batch_count
 from flatout.timeline import Recorder
 from flatout.timeline.merge import read_attempts
 
+_IMPORTED_UNIX = time.time()  # torch and all else that is heavy is loaded before this file
+
 
 class RunRecords:
     """The growing tables of one run, over all its attempts."""
@@ -42,7 +44,6 @@ class RunRecords:
         self._dataset = dataset
         self._device = device
         before = read_json(directory.summary)
-        self.import_seconds: float | None = None
         self.attempt = int(before.get("attempts") or 0) + 1
         self.completed = before.get("status") == "completed"
         earlier = read_attempts(directory.spans / "rank0.jsonl")
@@ -109,7 +110,7 @@ class RunRecords:
             "throughput": throughput(
                 [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
             ),
-            "time": {"wall_seconds": wall_seconds, "parts": parts, "import_seconds": self.import_seconds},
+            "time": {"wall_seconds": wall_seconds, "parts": parts, "import_seconds": _import_seconds(recorder)},
             "data": self._data(stages),
             **self.system.sections(
                 busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
@@ -180,3 +181,8 @@ class RunRecords:
             "bytes": sum(path.stat().st_size for path in files),
             "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
         }
+
+
+def _import_seconds(recorder: Recorder) -> float:
+    """Of the startup: interpreter and imports; 0 for a library call, whose time begins later."""
+    return max(0.0, _IMPORTED_UNIX - (time.time() - recorder.wall_seconds()))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from flatout.app.display import Display, step_figures
@@ -84,7 +83,6 @@ def train_run(
     `whole_process` counts the time of the process from its start, as the command line does.
     """
     started = None if whole_process else time.perf_counter()
-    import_seconds = time.time() - psutil.Process().create_time() if whole_process else None
     config = load_config(source, overrides).config
     directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
     with ExitStack() as stack:
@@ -103,7 +101,7 @@ def train_run(
         signals = stack.enter_context(Signals())
         session = _Session(setup, learner, directory, display, signals)
         stack.callback(session.close)
-        session.run(warm_start, accept_changed_data, started, import_seconds)
+        session.run(warm_start, accept_changed_data, started)
     return read_run(directory.root)
 
 
@@ -169,15 +167,8 @@ class _Session:
         self._hint = LiveHint()
         self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
-    def run(
-        self,
-        warm_start: str | Path | None,
-        accept_changed_data: bool,
-        started: float | None,
-        import_seconds: float | None = None,
-    ) -> None:
+    def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
-        self._records.import_seconds = import_seconds
         resumed = find_resume_point(self._directory, config)
         accepted = check_compatible(resumed, config, setup.dataset, accept_changed_data)
         if self._records.completed and nothing_left(resumed.progress, config):
