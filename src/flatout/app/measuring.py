@@ -36,6 +36,7 @@ class Measured:
     stages: StageSeconds = field(default_factory=StageSeconds)
     loaded_samples: int = 0
     samples_per_epoch: int = 0
+    workers: int = 0
     memory_peak_bytes: float | None = None
     failed: str | None = None
 
@@ -79,12 +80,12 @@ def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     learner = build_learner(setup.task, setup.config, setup.device)
-    workers = 0 if synthetic else choose_workers(setup.config.data.workers, setup.device.kind)
+    workers = 0 if synthetic else choose_workers(setup.config.data.workers, setup.device.kind, setup.recipe)
     with open_loader(setup.recipe, setup.config.data, workers, device_kind=setup.device.kind) as loader:
         source: BatchSource = loader
         if synthetic:
             source = OneBatch(next(iter(loader.epoch(0))), loader.batches_per_epoch)
-        return _steps(setup, learner, source, loader.stages, seconds)
+        return replace(_steps(setup, learner, source, loader.stages, seconds), workers=workers)
 
 
 def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSeconds, seconds: float) -> Measured:
@@ -113,7 +114,7 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSec
     return Measured(
         setup.config.data.batch_size, tuple(each.step_seconds for each in full),
         tuple(each.data_wait_seconds for each in full), parts, gone, sum(each.samples for each in records),
-        len(setup.dataset.train), setup.device.memory_peak_bytes(),
+        len(setup.dataset.train), memory_peak_bytes=setup.device.memory_peak_bytes(),
     )  # fmt: skip
 
 

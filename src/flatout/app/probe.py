@@ -14,7 +14,6 @@ from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.budgets import usable_cores
-from flatout.data.loader import choose_workers
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.device import fit_device_time
 from flatout.diagnosis.what_if import predict
@@ -57,7 +56,6 @@ def probe_recipe(
 
 def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) -> dict[str, Measured]:
     recipe = config.model_dump(mode="json", by_alias=True)
-    workers = choose_workers(config.data.workers, choose_device(config.device).kind)
     half = max(1, config.data.batch_size // 2)
     plain = {"data.cache": "off"}
     phases: dict[str, tuple[str, dict[str, Any], bool]] = {
@@ -65,7 +63,7 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
         "half": (f"device, batch {half}", {"data.batch_size": half, "train.accumulate": 1}, True),
         "alone": ("loading, in the training thread", {**plain, "data.workers": 0, **_IDLE}, False),
         "crowded": (f"loading, {usable_cores()} workers", {**plain, "data.workers": usable_cores(), **_IDLE}, False),
-        "real": (f"real steps, {workers} worker(s)", {}, False),
+        "real": ("real steps", {}, False),
     }
     done = {}
     for name, (title, changes, synthetic) in phases.items():
@@ -101,7 +99,7 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
     memory = [(each.batch_size, each.memory_peak_bytes) for each in (full, half) if each.memory_peak_bytes is not None]
     slope = (memory[0][1] - memory[1][1]) / (memory[0][0] - memory[1][0]) if len(memory) == 2 else None
     fitted = fit_device_time(points, share)
-    workers = choose_workers(config.data.workers, device.kind)
+    workers = phases["real"].workers
     return Calibration(
         settings=settings_of(config, workers),
         device=fitted,

@@ -21,6 +21,7 @@ def read_signals(run: Run) -> Signals:
     """Everything the run's directory says that a rule may want to know."""
     summary, config = run.summary, run.config
     data, time = _section(summary, "data"), _section(summary, "time")
+    lanes, seen_workers = _lanes(run.directory)
     steps, epochs = tuple(map(_step, run.steps)), tuple(map(_epoch, run.epochs))
     return Signals(
         wall_seconds=time.get("wall_seconds") or 0.0,
@@ -41,24 +42,25 @@ def read_signals(run: Run) -> Signals:
         validations=sum(epoch.val_loss is not None for epoch in epochs),
         checkpoints=_span_count(run.directory, "checkpoint"),
         device_memory_peak_bytes=_section(summary, "device_use").get("memory_peak_bytes"),
-        device_memory_total_bytes=_section(summary, "device_use").get("memory_total_bytes"),
+        device_memory_total_bytes=_gpu(summary).get("memory_bytes"),
         flops_share=_section(summary, "device_use").get("flops_share"),
         import_seconds=time.get("import_seconds"),
         usd_per_hour=_usd_per_hour(summary),
         store=_store(data),
-        system=_system(run.directory),
+        system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
         memory_total_bytes=run.environment.get("memory_bytes"),
         ranks=_ranks(run),
-        **_from_config(config, run.environment),
-        **_lanes(run.directory),
+        **_from_config(config, run.environment, seen_workers),
+        **lanes,
     )
 
 
-def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any], seen_workers: int) -> dict[str, Any]:
     data, train = _section(config, "data"), _section(config, "train")
     device = _section(environment, "device").get("kind") or config.get("device") or "cpu"
     cores = _section(environment, "cpu").get("cores_usable") or 1
-    workers = workers_of(data.get("workers"), device, cores)
+    workers = seen_workers or workers_of(data.get("workers"), device, cores)
+    workers = data["workers"] if isinstance(data.get("workers"), int) else workers
     remote = "://" in str(data.get("path") or "")
     kind = str(data.get("worker_kind") or "auto")
     fetchers = _FETCHERS if remote and workers and kind != "process" else 0
@@ -95,7 +97,7 @@ def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
 
 
 def workers_of(wanted: Any, device: str, cores: int) -> int:
-    """As data/loader.py chooses them."""
+    """As data/loader.py chooses them where files are not slow."""
     if isinstance(wanted, int):
         return wanted
     return 1 if device == "cpu" else max(1, min(cores - 1, 16))
@@ -188,9 +190,10 @@ def _span_count(directory: Path, name: str) -> int:
     return sum(row.get("name") == name and "lane" not in row for row in _spans(directory / "spans" / "rank0.jsonl"))
 
 
-def _lanes(directory: Path) -> dict[str, Any]:
-    """What workers did for each batch, and how many batches were ready. A later attempt's word on a step counts."""
+def _lanes(directory: Path) -> tuple[dict[str, Any], int]:
+    """What was done for each batch, how many were ready, how many workers there were. A later attempt's word counts."""
     loads: dict[int, dict[str, float]] = {}
+    workers: set[str] = set()
     attempt: dict[int, dict[str, float]] = {}
     depths: list[float] = []
     for row in _spans(directory / "spans" / "rank0.jsonl"):
@@ -201,19 +204,26 @@ def _lanes(directory: Path) -> dict[str, Any]:
         elif lane == "queue" and name == "depth":
             depths.append(float(row.get("value") or 0.0))
         elif lane is not None and name in _LOADS and isinstance(row.get("step"), int):
+            workers |= {lane} if lane.startswith("worker") else set()
             stages = attempt.setdefault(row["step"] + 1, {})  # taken after that step, for the next
             stages[name] = stages.get(name, 0.0) + float(row.get("seconds") or 0.0)
     loads.update(attempt)
     batches = tuple(
         BatchLoad(step, *(stages.get(name, 0.0) for name in _LOADS)) for step, stages in sorted(loads.items())
     )
-    return {"loads": batches, "queue_depths": tuple(depths)}
+    return {"loads": batches, "queue_depths": tuple(depths)}, len(workers)
 
 
 # Monitors
 
 
-def _system(directory: Path) -> System:
+def _gpu(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the first GPU says of itself; empty without one."""
+    gpus = _section(summary, "host").get("gpus")
+    return gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], Mapping) else {}
+
+
+def _system(directory: Path, most_mhz: float | None) -> System:
     rows = read_table(directory / "system.csv")
 
     def column(*names: str, per: str | None = None) -> tuple[float, ...]:
@@ -237,7 +247,7 @@ def _system(directory: Path) -> System:
         disk_read_bytes_per_second=column(*matching("disk_", "_read_bytes"), per="interval_seconds"),
         disk_busy_share=column(*matching("disk_", "_busy")),
         device_busy_share=column("gpu0_utilization"),
-        device_clock_share=column("gpu0_sm_clock_mhz", per="gpu0_sm_clock_max_mhz"),
+        device_clock_share=tuple(mhz / most_mhz for mhz in column("gpu0_sm_clock_mhz")) if most_mhz else (),
         device_celsius=column("gpu0_temperature_celsius"),
     )
 
