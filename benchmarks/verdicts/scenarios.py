@@ -186,7 +186,7 @@ SCENARIOS = (
     Scenario("memory growth", "memory", settings={**SLOW, "train.epochs": 5}, inject=leak),
     Scenario("device idle while a logger is awaited", "host", says="idle", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_logger),
     Scenario("slow copy to the device", "copy", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=slow_copy),
-    Scenario("more threads than cores", "host", says="threads", settings={**REAL, "threads": 16}),
+    Scenario("more threads than cores", "host", says="threads", settings={**REAL, "threads": 16, "train.max_steps": 20}),
     Scenario("busy neighbours", "host", says="other processes", settings=REAL, neighbours=3),
     Scenario("time without an owner", "unexplained", says="No verdict", settings={**SLOW, "emulated.seconds_per_sample": 0.0005}, inject=unowned_time),
 )  # fmt: skip

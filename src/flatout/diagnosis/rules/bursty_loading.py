@@ -10,7 +10,7 @@ def find(signals: Signals) -> Finding | None:
     if signals.workers == 0 or not signals.starved or len(times) < 8:
         return None
     spread = variation(times)
-    if spread <= VARIABLE_CV or signals.loading_seconds(signals.workers) > signals.own_seconds:
+    if spread <= VARIABLE_CV or signals.loading_seconds(signals.hands) > signals.own_seconds:
         return None
     deeper = min(1024, 4 * signals.prefetch)
     now = replay(times, signals.own_seconds, signals.workers, signals.prefetch)

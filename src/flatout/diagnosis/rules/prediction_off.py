@@ -28,7 +28,7 @@ def _workers_idle_but_starved(signals: Signals) -> Finding | None:
     """The step waits for data although, by what it takes to prepare, workers should be far ahead."""
     if signals.workers == 0 or signals.load is None or signals.wait_share <= 0.25:
         return None
-    possible = max(signals.loading_seconds(signals.workers), signals.own_seconds)
+    possible = max(signals.loading_seconds(signals.hands), signals.own_seconds)
     if possible > 0.5 * signals.step_seconds:
         return None
     return Finding(
