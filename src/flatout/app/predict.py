@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from rich.console import Console
 
 from flatout.config.loading import config_digest, load_config, parse_assignments
 from flatout.config.schema import Config
-from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.cost import Usage, hourly_rate_usd, load_catalogue, usage_cost
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.model.run import run_usd
 from flatout.diagnosis.reading import read_signals, workers_of
-from flatout.diagnosis.what_if import SETTINGS, Prediction, predict, with_residual
+from flatout.diagnosis.what_if import SETTINGS, Prediction, predict, staging_break_even, with_residual
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.reports.predictions import predictions_table, scores_table
 from flatout.runs import Run, list_runs, read_run
@@ -42,8 +44,7 @@ def predict_changes(run: Run | str | Path, alternatives: Sequence[Mapping[str, A
     run = run if isinstance(run, Run) else read_run(run)
     config = load_config(run.config).config
     calibration = calibration_of(run, config)
-    resolved = [_as_settings(calibration, config, changes) for changes in alternatives]
-    predictions = [predict(calibration, changes) for changes in ({}, *resolved)]
+    predictions = [_predicted(calibration, config, changes) for changes in ({}, *alternatives)]
     _keep(run, config, predictions[1:], alternatives)
     return predictions
 
@@ -81,19 +82,31 @@ def settings_of(config: Config, workers: int) -> Settings:
     )  # fmt: skip
 
 
-def _as_settings(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a recipe are checked as a recipe's; a change of machine becomes a price."""
+def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> Prediction:
+    """Keys of a recipe are checked as a recipe's, and the changed recipe is priced by the ledger."""
     ours = {key: value for key, value in changes.items() if _in_recipe(key)}
     changed = load_config(config.model_dump(mode="json", by_alias=True), ours).config
     resolved = dict(changes)
     if "data.workers" in ours:
         resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, calibration.cores)
-    if any(key.startswith("cost.") for key in ours):
-        resolved = {key: value for key, value in resolved.items() if not key.startswith("cost.")}
-        rate = hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices))
-        if rate is not None:
-            resolved["cost.usd_per_hour"] = rate
-    return resolved
+    prediction = replace(
+        predict(calibration, resolved), changes=changes, break_even_epochs=staging_break_even(calibration, resolved)
+    )
+    if hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices)) is None:
+        return replace(prediction, usd=None)
+    return replace(prediction, usd=_usd(prediction, calibration, changed))
+
+
+def _usd(prediction: Prediction, calibration: Calibration, config: Config) -> Interval:
+    """Machines by the second, and every sample once per epoch from a store that is not copied."""
+    copied = config.data.stage != "off" or config.data.cache != "off"
+    epochs = (1 if copied else config.train.epochs) if calibration.remote else 0
+    gets = epochs * calibration.samples_per_epoch
+    return run_usd(
+        prediction.run,
+        lambda seconds: Usage(training_seconds=seconds, gets=gets),
+        lambda usage: usage_cost(usage, config.cost, load_catalogue(config.cost.prices)),
+    )
 
 
 def _in_recipe(key: str) -> bool:
@@ -109,7 +122,7 @@ def _keep(
         expected = load_config(config.model_dump(mode="json", by_alias=True), ours).config
         elsewhere = sorted(set(changes) - set(ours))
         told = {"made_unix": time.time(), "config_digest": config_digest(expected), "outside_recipe": elsewhere}
-        lines.append(json.dumps({**told, **prediction.to_dict(), "changes": dict(changes)}))
+        lines.append(json.dumps({**told, **prediction.to_dict()}))
     try:
         with (run.directory / PREDICTIONS).open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)

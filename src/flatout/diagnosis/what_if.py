@@ -9,8 +9,11 @@ from typing import Any
 
 from flatout.diagnosis.calibration import Calibration, Settings
 from flatout.diagnosis.model.communication import Link, even_buckets, exposed_seconds
+from flatout.diagnosis.model.input import Loading, SampleCosts, batch_seconds, batches_per_second
 from flatout.diagnosis.model.interval import Interval
-from flatout.diagnosis.model.run import RunParts
+from flatout.diagnosis.model.memory import fit_memory
+from flatout.diagnosis.model.run import RunParts, break_even_epochs
+from flatout.diagnosis.model.step import serial_step_seconds, step_seconds
 from flatout.errors import ConfigError
 from flatout.units import parse_bits_per_second, parse_seconds
 
@@ -29,7 +32,7 @@ SETTINGS = {
 # not in a recipe: what lies outside of the job
 WORLD = (
     "storage.latency", "storage.bandwidth", "emulated.base_seconds", "emulated.seconds_per_sample", "link", "ranks",
-    "cost.usd_per_hour",
+    "cost.instance",
 )  # fmt: skip
 
 
@@ -45,7 +48,8 @@ class World:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a warm step, a warm epoch and the whole run; `memory` and `usd` are None where nothing is known."""
+    """Seconds of a warm step, a warm epoch and the whole run; `memory` and `usd` are None where nothing is known.
+    `break_even_epochs` says from how many epochs on staging pays, where that is what changes."""
 
     changes: Mapping[str, Any]
     step: Interval
@@ -55,13 +59,15 @@ class Prediction:
     usd: Interval | None
     memory: Interval | None
     limit: str
-    """What sets the pace: compute, loading, storage or network."""
+    """What sets the pace: compute, loading or storage."""
+    break_even_epochs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         parts = {"step": self.step, "samples_per_second": self.samples_per_second, "epoch": self.epoch,
                  "run": self.run, "usd": self.usd, "memory": self.memory}  # fmt: skip
         told = {name: None if each is None else each.to_dict() for name, each in parts.items()}
-        return {"changes": dict(self.changes), "limit": self.limit, **told}
+        more = {"limit": self.limit, "break_even_epochs": self.break_even_epochs}
+        return {"changes": dict(self.changes), **more, **told}
 
 
 def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
@@ -73,7 +79,6 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
     error = calibration.step_error + _extrapolation(calibration, settings, world)
     step = Interval.around(seconds, error)
     parts = _run_parts(changed, settings, step, Interval.around(cold, error))
-    usd_per_hour = float(changes.get("cost.usd_per_hour", calibration.usd_per_hour or 0.0)) or None
     ranks = world.ranks or calibration.world_size
     return Prediction(
         changes,
@@ -81,7 +86,7 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
         Interval.exact(_mean_batch(calibration, settings) * ranks) / step,
         parts.epoch_seconds(),
         parts.run_seconds(),
-        None if usd_per_hour is None else parts.run_seconds() * (usd_per_hour / 3600),
+        None if calibration.usd_per_hour is None else parts.run_seconds() * (calibration.usd_per_hour / 3600),
         _memory(calibration, settings),
         limit,
     )
@@ -102,7 +107,7 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
             world = replace(world, ranks=int(value))
         elif key in ("emulated.base_seconds", "emulated.seconds_per_sample"):
             device = replace(device, **{key.partition(".")[2]: float(value)})
-        elif key != "cost.usd_per_hour":
+        elif not key.startswith("cost."):  # priced by the ledger, where the whole recipe is known
             known = ", ".join(sorted({*SETTINGS, *WORLD}))
             raise ConfigError(f"no prediction for {key}: the model knows nothing of it; it knows {known}")
     return settings, world, device
@@ -128,24 +133,19 @@ def _mean_batch(calibration: Calibration, settings: Settings) -> float:
 def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[float, str]:
     """Seconds of a warm step and what sets its pace."""
     own = _own_seconds(calibration, settings, world)
-    fetch, work = _load_seconds(calibration, settings, world)
+    costs = _sample_costs(calibration, settings, world)
+    batch = _mean_batch(calibration, settings)
     if settings.workers == 0:
-        return own + fetch + work, "loading" if fetch + work > own else "compute"
-    crowded = _crowding(calibration, settings.workers) / _crowding(calibration, calibration.measured_workers)
-    work *= crowded
-    hands = min(settings.workers, calibration.cores)
-    if calibration.fetchers:
-        loading = max(fetch / calibration.fetchers, work / hands)
-    else:
-        loading = max((fetch + work) / settings.workers, work / calibration.cores)
+        load = batch_seconds(batch, costs)
+        return serial_step_seconds(own, load), "loading" if load > own else "compute"
+    loading = Loading(settings.workers, calibration.cores, fetchers=calibration.fetchers)
     storage = 0.0
     if world.storage_bytes_per_second:
-        storage = _mean_batch(calibration, settings) * calibration.bytes_per_sample / world.storage_bytes_per_second
+        storage = batch * calibration.bytes_per_sample / world.storage_bytes_per_second
     host = own * calibration.threads if calibration.device_kind == "cpu" else calibration.step_extra_seconds
-    shared = (host + work) / calibration.cores
-    seconds = max(own, loading, storage, shared)
-    names = {own: "compute", loading: "loading", storage: "storage", shared: "loading"}
-    return seconds, names[seconds]
+    shared = (host + batch * costs.decode_seconds) / calibration.cores  # loading and computing take turns on the cores
+    limits = {"loading": max(1 / batches_per_second(batch, costs, loading), shared), "storage": storage, "compute": own}
+    return step_seconds(own, 0.0, max(limits.values())), max(limits, key=lambda name: limits[name])
 
 
 def _own_seconds(calibration: Calibration, settings: Settings, world: World) -> float:
@@ -170,8 +170,8 @@ def _communication(calibration: Calibration, computing: float, world: World) -> 
     return exposed_seconds(buckets, ranks, Link(world.link_bits_per_second / 8), computing)
 
 
-def _load_seconds(calibration: Calibration, settings: Settings, world: World) -> tuple[float, float]:
-    """Fetching and working on one batch, by one pair of hands, once caches and stage are warm."""
+def _sample_costs(calibration: Calibration, settings: Settings, world: World) -> SampleCosts:
+    """Fetching and working on one sample, once caches and stage are warm."""
     fetch, decode, augment = calibration.fetch_seconds, calibration.decode_seconds, calibration.augment_seconds
     if world.latency_seconds is not None and calibration.request_seconds:
         fetch *= max(world.latency_seconds, 1e-4) / calibration.request_seconds
@@ -179,8 +179,8 @@ def _load_seconds(calibration: Calibration, settings: Settings, world: World) ->
         fetch = min(fetch, _LOCAL_READ_SECONDS)
     if settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
         fetch, decode = min(fetch, _MEMORY_READ_SECONDS), 0.0
-    batch = _mean_batch(calibration, settings)
-    return fetch * batch, (decode + augment) * batch
+    crowded = _crowding(calibration, settings.workers) / _crowding(calibration, calibration.measured_workers)
+    return SampleCosts((decode + augment) * crowded, latency_seconds=max(fetch, 1e-9))
 
 
 def _crowding(calibration: Calibration, workers: int) -> float:
@@ -252,5 +252,14 @@ def _memory(calibration: Calibration, settings: Settings) -> Interval | None:
         return None
     if per_sample is None:
         return Interval.exact(peak) if settings.batch_size == calibration.settings.batch_size else None
-    fixed = peak - per_sample * calibration.settings.batch_size
-    return Interval.around(max(0.0, fixed) + per_sample * settings.batch_size, 0.1)
+    measured = calibration.settings.batch_size
+    fitted = fit_memory((0, max(0.0, peak - per_sample * measured)), (measured, peak))
+    return Interval.around(fitted.peak_bytes(settings.batch_size, settings.checkpointing), 0.1)
+
+
+def staging_break_even(calibration: Calibration, changes: Mapping[str, Any]) -> int | None:
+    """From how many epochs on it pays to read a copy; the copy is made while the first epoch trains."""
+    if not calibration.remote or calibration.settings.stage != "off" or changes.get("data.stage", "off") == "off":
+        return None
+    remote, local = (predict(calibration, {**changes, "data.stage": stage}).epoch.value for stage in ("off", "auto"))
+    return break_even_epochs(remote, remote, local, remote - local)

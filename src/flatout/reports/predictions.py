@@ -36,7 +36,7 @@ def predictions_table(predictions: Sequence[Prediction]) -> Table:
     base = predictions[0].run.value
     for prediction in predictions:
         table.add_row(
-            named(prediction.changes) or "as it is",
+            _change(prediction),
             _shown(prediction.step, format_seconds),
             _shown(prediction.samples_per_second, lambda value: f"{value:.0f}"),
             _shown(prediction.epoch, format_seconds),
@@ -47,6 +47,12 @@ def predictions_table(predictions: Sequence[Prediction]) -> Table:
             f"{base / prediction.run.value:.2f}x" if prediction.run.value else "n/a",
         )
     return table
+
+
+def _change(prediction: Prediction) -> str:
+    text = named(prediction.changes) or "as it is"
+    epochs = prediction.break_even_epochs
+    return text if epochs is None else f"{text}\npays from epoch {epochs} on"
 
 
 def scores_table(scores: Sequence[Scored]) -> Table:

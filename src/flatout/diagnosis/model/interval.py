@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -43,20 +43,6 @@ class Interval:
 
     def to_dict(self) -> dict[str, float]:
         return {"value": self.value, "low": self.low, "high": self.high}
-
-
-def largest(*intervals: Interval) -> Interval:
-    """The slowest of several things that go on at the same time."""
-    return Interval(
-        max(each.value for each in intervals), max(each.low for each in intervals), max(each.high for each in intervals)
-    )
-
-
-def spread(values: Sequence[float]) -> Interval:
-    """Median and the range that holds the middle 80 % of repeated measurements."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return Interval(ordered[last // 2 + last % 2], ordered[round(0.1 * last)], ordered[round(0.9 * last)])
 
 
 def propagate(function: Callable[[float], float], over: Interval) -> Interval:

@@ -3,24 +3,18 @@
 import heapq
 from collections.abc import Sequence
 
-from flatout.diagnosis.model.interval import Interval, largest
-
 VARIABLE_CV = 0.3
 """Above this coefficient of variation a maximum of means is wrong and measured times are replayed."""
 
 
 def step_seconds(
-    device: Interval,
-    exposed_communication: Interval,
-    loading: Interval,
-    copy: Interval,
-    residual: Interval,
-) -> Interval:
+    device: float, exposed_communication: float, loading: float, copy: float = 0.0, residual: float = 0.0
+) -> float:
     """S = max(G + X, 1 / rate) + exposed copy + residual; `loading` is 1 / rate."""
-    return largest(device + exposed_communication, loading) + copy + residual
+    return max(device + exposed_communication, loading) + copy + residual
 
 
-def serial_step_seconds(device: Interval, load: Interval, copy: Interval, residual: Interval) -> Interval:
+def serial_step_seconds(device: float, load: float, copy: float = 0.0, residual: float = 0.0) -> float:
     """Without workers nothing overlaps: the training thread loads, then computes."""
     return device + load + copy + residual
 
