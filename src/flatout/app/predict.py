@@ -78,7 +78,7 @@ def settings_of(config: Config, workers: int) -> Settings:
         data.batch_size, workers, train.epochs, train.max_steps, data.cache,
         data.stage if "://" in data.path else "off", train.checkpointing, train.accumulate,
         config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
-        data.prefetch if isinstance(data.prefetch, int) else max(1, 2 * workers),
+        data.prefetch if isinstance(data.prefetch, int) else None,
     )  # fmt: skip
 
 

@@ -30,7 +30,13 @@ class Settings:
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None
     precision: str = "fp32"
-    prefetch: int = 2
+    prefetch: int | None = None
+    """Batches prepared ahead; None is enough for every worker."""
+
+    @property
+    def hands(self) -> int:
+        """Workers that can be at work at once."""
+        return self.workers if self.prefetch is None else min(self.workers, self.prefetch)
 
 
 @dataclass(frozen=True)

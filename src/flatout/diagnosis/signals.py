@@ -286,7 +286,9 @@ class Signals:
         """Cores that this run itself keeps busy while it steps."""
         if self.step_seconds <= 0:
             return 0.0
-        computing = self.own_seconds * self.threads if self.device_kind == "cpu" else self._host_seconds
+        computing = (
+            self.own_seconds * min(self.threads, self.cores) if self.device_kind == "cpu" else self._host_seconds
+        )
         return (computing + self.work_seconds) / self.step_seconds
 
     @property
@@ -318,7 +320,7 @@ class Signals:
         """The step if loading went on beside it; on a CPU that trains, both share the cores."""
         shared = 0.0
         if self.device_kind == "cpu":
-            shared = (self.own_seconds * self.threads + self.work_seconds * work_factor) / self.cores
+            shared = (self.own_seconds * min(self.threads, self.cores) + self.work_seconds * work_factor) / self.cores
         return max(self.own_seconds, self.loading_seconds(workers, fetch_factor, work_factor), shared)
 
 

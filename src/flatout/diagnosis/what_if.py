@@ -96,7 +96,7 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
     settings, world, device = calibration.settings, World(), calibration.device
     for key, value in changes.items():
         if key in SETTINGS:
-            settings = replace(settings, **{SETTINGS[key]: value})
+            settings = replace(settings, **{SETTINGS[key]: None if value == "auto" else value})
         elif key == "storage.latency":
             world = replace(world, latency_seconds=parse_seconds(value))
         elif key == "storage.bandwidth":
@@ -138,11 +138,15 @@ def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[f
     if settings.workers == 0:
         load = batch_seconds(batch, costs)
         return serial_step_seconds(own, load), "loading" if load > own else "compute"
-    loading = Loading(settings.workers, calibration.cores, fetchers=calibration.fetchers)
+    loading = Loading(settings.hands, calibration.cores, fetchers=calibration.fetchers)
     storage = 0.0
     if world.storage_bytes_per_second:
         storage = batch * calibration.bytes_per_sample / world.storage_bytes_per_second
-    host = own * calibration.threads if calibration.device_kind == "cpu" else calibration.step_extra_seconds
+    host = (
+        own * min(calibration.threads, calibration.cores)
+        if calibration.device_kind == "cpu"
+        else calibration.step_extra_seconds
+    )
     shared = (host + batch * costs.decode_seconds) / calibration.cores  # loading and computing take turns on the cores
     limits = {"loading": max(1 / batches_per_second(batch, costs, loading), shared), "storage": storage, "compute": own}
     return step_seconds(own, 0.0, max(limits.values())), max(limits, key=lambda name: limits[name])
@@ -179,7 +183,7 @@ def _sample_costs(calibration: Calibration, settings: Settings, world: World) ->
         fetch = min(fetch, _LOCAL_READ_SECONDS)
     if settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
         fetch, decode = min(fetch, _MEMORY_READ_SECONDS), 0.0
-    crowded = _crowding(calibration, settings.workers) / _crowding(calibration, calibration.measured_workers)
+    crowded = _crowding(calibration, settings.hands) / _crowding(calibration, calibration.measured_workers)
     return SampleCosts((decode + augment) * crowded, latency_seconds=max(fetch, 1e-9))
 
 
