@@ -96,7 +96,8 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
     settings, world, device = calibration.settings, World(), calibration.device
     for key, value in changes.items():
         if key in SETTINGS:
-            settings = replace(settings, **{SETTINGS[key]: None if value == "auto" else value})
+            chosen: Any = None if value == "auto" else value
+            settings = replace(settings, **{SETTINGS[key]: chosen})
         elif key == "storage.latency":
             world = replace(world, latency_seconds=parse_seconds(value))
         elif key == "storage.bandwidth":
