@@ -13,6 +13,9 @@ from flatout.app import tune as tuning
 from flatout.app.measuring import Measured, measure, measure_apart
 from flatout.app.predict import score_predictions
 from flatout.diagnosis.finding import CAUSES
+from servers.faults import Rule
+from servers.fixtures import Bucket
+from servers.proxy_client import FaultProxy
 from training import command, recipe, write_recipe
 
 EMULATED = {"device": "emulated", "emulated": {"base_seconds": 0.004, "seconds_per_sample": 0.0001}}
@@ -169,3 +172,21 @@ def test_tune_finds_the_best_with_a_quarter_of_the_grid(
     assert tuned.gain > 1.3
     assert tuned.changes["data.workers"] == tuned.chosen.setting["data.workers"]
     assert command("config", "show", "tuned.yaml", cwd=work).code == 0
+
+
+def test_a_store_that_throttles_is_named(shapes: Path, work: Path, bucket: Bucket, fault_proxy: FaultProxy) -> None:
+    shutil.copytree(shapes, bucket.folder, dirs_exist_ok=True)
+    fault_proxy.rules(Rule("throttle", share=0.4, objects_only=True))
+    environment = {
+        "AWS_ENDPOINT_URL": bucket.options["endpoint"], "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": bucket.options["access_key_id"], "XDG_CACHE_HOME": str(work / "cache"),
+        "AWS_SECRET_ACCESS_KEY": bucket.options["secret_access_key"],
+    }  # fmt: skip
+    changes = {"data__path": bucket.url, "data__workers": 1, "data__stage": "off", "data__cache": "off"}
+    config = write_recipe(work / "remote.yaml", shapes, **EMULATED, **changes, checkpoint__every_steps=None)
+    answer = command("train", config, cwd=work, environment=environment)
+    assert answer.code == 0, answer.err
+    told = json.loads(command("explain", "runs/tiny", "--json", cwd=work).out)
+    (finding,) = [each for each in told["findings"] if each["id"] == "throttling"]
+    assert finding["cause"] == "data-fetch"
+    assert "requests were answered with slow down" in finding["title"]

@@ -13,6 +13,7 @@ from flatout.units import format_seconds
 
 WORTH_A_VERDICT = 0.05
 """Share of the run that a fix must save to be named as what holds it back."""
+RECURS_SHARE = 0.10
 _LEAST_STEPS = 5
 
 
@@ -32,7 +33,8 @@ class Explanation:
 
 def explain_signals(signals: Signals) -> Explanation:
     """The verdict on one run."""
-    findings = ranked([found for rule in RULES if (found := rule(signals)) is not None])
+    stepping = signals.wall_seconds - signals.startup_seconds
+    findings = ranked([found for rule in RULES if (found := rule(signals)) is not None], stepping)
     leading = next((finding for finding in findings if _leads(finding, signals)), None)
     if leading is not None:
         assert leading.cause is not None
@@ -43,11 +45,19 @@ def explain_signals(signals: Signals) -> Explanation:
     return Explanation(_clean_bill(signals), "compute", True, findings)
 
 
-def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Urgent ones first (a wrong result before a missing explanation), then by seconds saved."""
+def ranked(findings: Sequence[Finding], stepping_seconds: float) -> tuple[Finding, ...]:
+    """Urgent ones first (a wrong result before a missing explanation), then by seconds saved. Startup, which a longer
+    run hardly notices, comes after whatever costs a tenth of the rest in every step or epoch."""
+    recurs = any(
+        finding.cause and finding.cause != "startup" and finding.saved_seconds >= RECURS_SHARE * stepping_seconds
+        for finding in findings
+    )
 
-    def order(finding: Finding) -> tuple[bool, bool, float, float]:
-        return (not finding.urgent, finding.cause == "unexplained", -finding.saved_seconds, -(finding.usd or 0.0))
+    def order(finding: Finding) -> tuple[bool, bool, bool, float, float]:
+        once = recurs and finding.cause == "startup"
+        return (
+            not finding.urgent, finding.cause == "unexplained", once, -finding.saved_seconds, -(finding.usd or 0.0)
+        )  # fmt: skip
 
     return tuple(sorted(findings, key=order))
 

@@ -51,3 +51,13 @@ def test_a_small_saving_is_a_finding_but_no_verdict() -> None:
 def test_dollars_are_those_of_the_saved_seconds() -> None:
     finding = explain_signals(signals(parts={"checkpoint": 8.0}, usd_per_hour=3600.0)).findings[0]
     assert finding.usd == finding.saved_seconds
+
+
+def test_a_slow_start_is_named_when_the_rest_is_healthy() -> None:
+    assert explain_signals(signals(parts={"startup": 30.0})).cause == "startup"
+
+
+def test_what_recurs_in_every_step_comes_before_a_slow_start() -> None:
+    explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"startup": 300.0}))
+    assert explained.cause == "data-workers"
+    assert "startup-time" in [finding.id for finding in explained.findings]
