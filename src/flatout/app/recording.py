@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.app.monitoring import SystemRecords
-from flatout.app.store_figures import store_figures
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import Failure, StageSeconds
 from flatout.data.dataset import Dataset
+from flatout.data.readers import Reader, store_counters
 from flatout.engine.devices import Device
 from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.engine.schedules import describe
@@ -169,8 +169,7 @@ class RunRecords:
             "dataset_bytes": self._dataset.total_bytes,
             **self.data_totals(stages),
             "classes": len(self._dataset.classes),
-            **store_figures(self._dataset.train.reader),
-            **{name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()},
+            **_store_answers(self._dataset.train.reader),
             "quarantined": len(self._quarantined),
         }
 
@@ -186,3 +185,16 @@ class RunRecords:
 def _import_seconds(recorder: Recorder) -> float:
     """Of the startup: interpreter and imports; 0 for a library call, whose time begins later."""
     return max(0.0, _IMPORTED_UNIX - (time.time() - recorder.wall_seconds()))
+
+
+def _store_answers(reader: Reader) -> dict[str, Any]:
+    """How the store answered this process in this attempt; empty where the kernel reads the files."""
+    counted = store_counters(reader)
+    if not counted.requests:
+        return {}
+    return {
+        "store_retries": counted.retries,
+        "store_throttles": counted.throttles,
+        "store_request_seconds_p50": counted.seconds_at(0.5),
+        "store_request_seconds_p99": counted.seconds_at(0.99),
+    }

@@ -165,7 +165,6 @@ class _Session:
         self._stage_full_said = False
         self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
         self._hint = LiveHint()
-        self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
@@ -296,9 +295,6 @@ class _Session:
             record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds,
             self._spent_usd(),
         )  # fmt: skip
-        self._display.advance(self._title(job), record.step, job.total_steps, figures)
-            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds, spent
-        )
         self._hint.add(record.step_seconds, record.data_wait_seconds)
         hint = self._hint.text()
         self._display.advance(self._title(job), record.step, job.total_steps, f"{figures}  {hint}" if hint else figures)
