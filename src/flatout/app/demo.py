@@ -20,6 +20,7 @@ RECIPE: dict[str, Any] = {
 NEXT_STEPS = """
 What to type next:
   flatout report {run}                                    this report again
+  flatout predict {run} --if data.workers=2               what a change would buy
   flatout train recipes/demo.yaml --set train.epochs=10   the same as a recipe, trained for longer
   flatout config show recipes/demo.yaml                   every key and where its value comes from
   flatout train --help"""

@@ -13,13 +13,17 @@ def demo(
     run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Run directory.")] = Path("runs/demo"),
     as_json: Json = False,
 ) -> None:
-    """Make a small dataset, train on it and report: under two minutes on two cores."""
+    """Make a small dataset, train on it, report and explain: under two minutes on two cores."""
     from flatout.app.demo import NEXT_STEPS, run_demo
     from flatout.app.report_run import print_report
+    from flatout.app.explain import explain, print_explanation
+    from flatout.app.show import print_run
 
     finished = run_demo(run, quiet=as_json)
     if as_json:
         print_json(finished.summary)
     else:
         print_report(finished)
+        print_run(finished)
+        print_explanation(finished, explain(finished))
         typer.echo(NEXT_STEPS.format(run=finished.directory))

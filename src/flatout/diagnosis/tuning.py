@@ -59,13 +59,19 @@ def worker_counts(cores: int) -> list[int]:
 
 
 def promising(calibration: Calibration, settings: Sequence[Setting], count: int) -> list[Setting]:
-    """The settings that the model puts first. Those that differ only in what it knows nothing of keep their order."""
+    """The settings that the model puts first; of those it cannot tell apart, the ones nearest to the given batch."""
     known = ("data.batch_size", "data.workers")
+    expected = [
+        predict(calibration, {key: setting[key] for key in known if key in setting}).samples_per_second.value
+        for setting in settings
+    ]
+    fastest = max(expected, default=1.0)
 
-    def expected(setting: Setting) -> float:
-        return predict(calibration, {key: setting[key] for key in known if key in setting}).samples_per_second.value
+    def order(at: int) -> tuple[int, float]:
+        batch = settings[at].get("data.batch_size", calibration.settings.batch_size)
+        return -round(expected[at] / fastest / _AS_GOOD), abs(math.log2(batch / calibration.settings.batch_size))
 
-    return sorted(settings, key=lambda setting: -expected(setting))[:count]
+    return [settings[at] for at in sorted(range(len(settings)), key=order)[:count]]
 
 
 def usable(trial: Trial) -> bool:
