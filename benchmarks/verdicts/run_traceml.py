@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts/run_traceml.py --traceml VENV/bin/traceml --dir DIR
 
-DIR is the one of run_scenarios.py; writes DIR/traceml.json, which run_scenarios.py puts into its table.
+DIR is the one of run_scenarios.py; adds what is missing to DIR/traceml.json, which that puts into its table.
 """
 
 import argparse
@@ -37,11 +37,12 @@ def main():
     arguments.add_argument("--traceml", type=Path, required=True)
     arguments.add_argument("--dir", type=Path, required=True)
     given = arguments.parse_args()
-    logs, verdicts = given.dir / "traceml", {}
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir()
-    for name in names():
+    logs, kept = given.dir / "traceml", given.dir / "traceml.json"
+    verdicts = json.loads(kept.read_text()) if kept.exists() else {}
+    logs.mkdir(exist_ok=True)
+    for name in [each for each in names() if each not in verdicts]:
         run = re.sub(r"\W+", "-", name)
+        shutil.rmtree(logs / run, ignore_errors=True)
         environment = {**os.environ, "SCENARIO": name, "DATA": str((given.dir / "data").resolve())}
         command = [
             given.traceml.resolve(),
@@ -67,7 +68,7 @@ def main():
             continue
         verdicts[name] = verdict_of(logs / run)
         print(f"{name}: {verdicts[name]}", flush=True)
-        (given.dir / "traceml.json").write_text(json.dumps(verdicts, indent=1))
+        kept.write_text(json.dumps(verdicts, indent=1))
 
 
 if __name__ == "__main__":
