@@ -22,7 +22,8 @@ def read_signals(run: Run) -> Signals:
     summary, config = run.summary, run.config
     data, time = _section(summary, "data"), _section(summary, "time")
     lanes, seen_workers = _lanes(run.directory)
-    steps, epochs = tuple(map(_step, run.steps)), tuple(map(_epoch, run.epochs))
+    steps = tuple(step for step in map(_step, run.steps) if step.seconds > 0)
+    epochs = tuple(map(_epoch, run.epochs))
     return Signals(
         wall_seconds=time.get("wall_seconds") or 0.0,
         parts=time.get("parts") or {},
@@ -121,16 +122,22 @@ def _number(text: Any) -> float | None:
 
 
 def _step(row: Mapping[str, str]) -> Step:
+    """A log of another program may lack any of these."""
     return Step(
-        int(row["epoch"]), int(row["batch_index"]), int(row["samples"]), _number(row["step_seconds"]) or 0.0,
-        _number(row["data_wait_seconds"]) or 0.0, _number(row.get("loss")), _number(row.get("time_unix")),
+        _whole(row.get("epoch")), _whole(row.get("batch_index")), _whole(row.get("samples")),
+        _number(row.get("step_seconds")) or 0.0, _number(row.get("data_wait_seconds")) or 0.0,
+        _number(row.get("loss")), _number(row.get("time_unix")),
     )  # fmt: skip
 
 
 def _epoch(row: Mapping[str, str]) -> Epoch:
     return Epoch(
-        int(row["epoch"]), _number(row.get("train_loss")), _number(row.get("val_loss")), _number(row.get("top1"))
+        _whole(row.get("epoch")), _number(row.get("train_loss")), _number(row.get("val_loss")), _number(row.get("top1"))
     )
+
+
+def _whole(text: Any) -> int:
+    return int(_number(text) or 0)
 
 
 def _classes(run: Run) -> int | None:

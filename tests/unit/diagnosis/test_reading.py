@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout.diagnosis.reading import read_signals
+from flatout.diagnosis.verdict import explain_signals
 from flatout.errors import RunDirectoryError
 from flatout.runs import read_run
 
@@ -99,3 +100,10 @@ def test_ranks_are_told_apart_by_what_they_do_themselves(run: Path) -> None:
     assert ranks is not None
     assert ranks.arrival_seconds == pytest.approx((0.1, 0.5))
     assert ranks.communication_seconds == pytest.approx(0.1)
+
+
+def test_a_log_of_another_program_has_few_columns(run: Path) -> None:
+    (run / "steps.csv").write_text("attempt,step,loss\n1,1,2.0\n1,2,1.5\n")
+    signals = read_signals(read_run(run))
+    assert signals.steps == ()
+    assert "No verdict" in explain_signals(signals).verdict
