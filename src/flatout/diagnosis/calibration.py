@@ -77,6 +77,8 @@ class Calibration:
     """What set the pace when this was measured."""
     request_seconds: float | None = None
     gradient_bytes: float | None = None
+    buckets: tuple[tuple[float, float], ...] = ()
+    link_latency_seconds: float = 0.0
     world_size: int = 1
     communication_seconds: float = 0.0
     usd_per_hour: float | None = None
@@ -95,7 +97,8 @@ class Calibration:
         known = {each.name for each in fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["settings"], kept["device"] = Settings(**kept["settings"]), DeviceTime(**kept["device"])
-        kept["device_points"] = tuple((batch, seconds) for batch, seconds in kept.get("device_points", ()))
+        for name in ("device_points", "buckets"):
+            kept[name] = tuple((first, second) for first, second in kept.get(name, ()))
         return cls(**kept)
 
 
@@ -104,7 +107,8 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
     steps = signals.warm_steps
     count = max(1, signals.steps_done)
     computing = (signals.part("forward") + signals.part("backward")) / count
-    warm_own = statistics.fmean(step.own_seconds for step in steps) if steps else computing
+    exchanging = (signals.ranks.communication_seconds or 0.0) if signals.ranks else 0.0
+    warm_own = statistics.fmean(step.own_seconds for step in steps) - exchanging if steps else computing
     device = _device_time(signals, computing, warm_own)
     load = signals.load
     per_sample = max(1.0, signals.batch)
@@ -131,8 +135,10 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         step_error=_step_error(steps),
         request_seconds=signals.store.request_seconds_p50 if signals.store else None,
         gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
+        buckets=signals.ranks.buckets if signals.ranks else (),
+        link_latency_seconds=signals.ranks.latency_seconds if signals.ranks else 0.0,
         world_size=signals.ranks.world_size if signals.ranks else 1,
-        communication_seconds=(signals.ranks.communication_seconds or 0.0) if signals.ranks else 0.0,
+        communication_seconds=exchanging,
         usd_per_hour=signals.usd_per_hour,
         memory_bytes=signals.device_memory_peak_bytes,
         measured_workers=signals.workers,

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Signals, Step, Store, System
 from flatout.runs import Run
-from flatout.runs.directory import read_table
+from flatout.runs.directory import read_json, read_table
 
 _FETCHERS = 4  # of data/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
@@ -264,7 +264,8 @@ def _ranks(run: Run) -> Ranks | None:
     world = run.summary.get("world_size") or 1
     if world < 2:
         return None
-    network, link = _section(run.summary, "network"), _section(run.summary, "link")
+    network, link = _section(run.summary, "network"), read_json(run.directory / "link.json")
+    predicted = _section(link, "predicted")
     steps = max(1, len(run.steps))
     parts = [_part_seconds(run.directory / "spans" / f"rank{rank}.jsonl") for rank in range(world)]
     waits = [each["communication"] / steps for each in parts if each]
@@ -273,12 +274,15 @@ def _ranks(run: Run) -> Ranks | None:
         world_size=world,
         nodes=len(link.get("nodes") or ()) or 1,
         mode=str(_section(run.config, "parallel").get("mode") or "ddp"),
-        gradient_bytes=network.get("gradient_bytes"),
+        gradient_bytes=predicted.get("gradient_bytes"),
+        buckets=tuple((each["bytes"], each["ready_seconds"]) for each in predicted.get("buckets") or ()),
+        latency_seconds=link.get("latency_seconds") or 0.0,
         communication_seconds=min(waits) if waits else None,  # the last to arrive waits for the network alone
         arrival_seconds=own if len(own) == world else (),
         backend=link.get("backend"),
-        interface=network.get("interface"),
-        link_bits_per_second=network.get("link_bits_per_second"),
+        interface=link.get("interface") or network.get("interface"),
+        link_bits_per_second=link.get("bits_per_second") or network.get("link_bits_per_second"),
+        cap_bits_per_second=link.get("cap_bits_per_second"),
         peak_bits_per_second=network.get("peak_bits_per_second"),
     )
 

@@ -88,6 +88,9 @@ class Ranks:
     nodes: int = 1
     mode: str = "ddp"
     gradient_bytes: float | None = None
+    buckets: tuple[tuple[float, float], ...] = ()
+    """Bytes, and when in a step they are ready to be sent."""
+    latency_seconds: float = 0.0
     communication_seconds: float | None = None
     """Exposed, of one step."""
     arrival_seconds: tuple[float, ...] = ()
@@ -95,6 +98,9 @@ class Ranks:
     backend: str | None = None
     interface: str | None = None
     link_bits_per_second: float | None = None
+    """As measured by an exchange before the first step."""
+    cap_bits_per_second: float | None = None
+    """The port speed that the measured link sits at."""
     peak_bits_per_second: float | None = None
     faster_interface: str | None = None
     agree: bool | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.diagnosis.calibration import Calibration, Settings
-from flatout.diagnosis.model.communication import Link, even_buckets, exposed_seconds
+from flatout.diagnosis.model.communication import Bucket, Link, even_buckets, exposed_seconds
 from flatout.diagnosis.model.input import Loading, SampleCosts, batch_seconds, batches_per_second
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import fit_memory
@@ -172,7 +172,11 @@ def _communication(calibration: Calibration, computing: float, world: World) -> 
         return calibration.communication_seconds
     forward = computing * calibration.device.forward_share
     buckets = even_buckets(calibration.gradient_bytes, forward, computing - forward)
-    return exposed_seconds(buckets, ranks, Link(world.link_bits_per_second / 8), computing)
+    if calibration.buckets:  # as this model fills them, stretched to the changed step
+        stretch = computing / max(calibration.buckets[-1][1], 1e-9)
+        buckets = [Bucket(size, ready * stretch) for size, ready in calibration.buckets]
+    link = Link(world.link_bits_per_second / 8, calibration.link_latency_seconds)
+    return exposed_seconds(buckets, ranks, link, computing)
 
 
 def _sample_costs(calibration: Calibration, settings: Settings, world: World) -> SampleCosts:

@@ -96,8 +96,13 @@ def test_ranks_are_told_apart_by_what_they_do_themselves(run: Path) -> None:
             {"name": "communication", "own": waits},
         ]
         (run / "spans" / f"rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    predicted = {"gradient_bytes": 50e6, "buckets": [{"bytes": 50e6, "ready_seconds": 0.4}]}
+    (run / "link.json").write_text(
+        json.dumps({"bits_per_second": 97e6, "cap_bits_per_second": 1e8, "predicted": predicted})
+    )
     ranks = read_signals(read_run(run)).ranks
     assert ranks is not None
+    assert (ranks.cap_bits_per_second, ranks.gradient_bytes, ranks.buckets) == (1e8, 50e6, ((50e6, 0.4),))
     assert ranks.arrival_seconds == pytest.approx((0.1, 0.5))
     assert ranks.communication_seconds == pytest.approx(0.1)
 

@@ -208,6 +208,12 @@ CASES = {
         signals(ranks=ranks(peak_bits_per_second=98e6)),
         signals(ranks=ranks(peak_bits_per_second=400e6)),
     ),
+    "22 port speed, measured": Case(
+        port_speed.find,
+        "network",
+        signals(ranks=ranks(link_bits_per_second=96e6, cap_bits_per_second=100e6)),
+        signals(ranks=ranks(link_bits_per_second=96e6, cap_bits_per_second=100e6, communication_seconds=0.005)),
+    ),
     "23 exposed communication": Case(
         exposed_communication.find, "network", signals(ranks=ranks()), signals(ranks=ranks(communication_seconds=0.005))
     ),

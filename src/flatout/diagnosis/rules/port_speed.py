@@ -3,6 +3,7 @@
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
 from flatout.diagnosis.model.communication import (
     ROUND_CAPS_BITS_PER_SECOND,
+    Bucket,
     Link,
     even_buckets,
     exposed_seconds,
@@ -18,23 +19,24 @@ def capped_at(signals: Signals) -> float | None:
     ranks = signals.ranks
     if ranks is None or ranks.communication_seconds is None or straggler_seconds(signals) > 0:
         return None
-    if ranks.communication_seconds <= 0.1 * signals.step_seconds or ranks.peak_bits_per_second is None:
+    if ranks.communication_seconds <= 0.1 * signals.step_seconds:
         return None
-    if ranks.link_bits_per_second and ranks.peak_bits_per_second >= 0.9 * ranks.link_bits_per_second:
-        return ranks.link_bits_per_second
-    return round_cap(ranks.peak_bits_per_second)
+    if ranks.cap_bits_per_second is not None:  # measured before the first step
+        return ranks.cap_bits_per_second
+    return None if ranks.peak_bits_per_second is None else round_cap(ranks.peak_bits_per_second)
 
 
 def find(signals: Signals) -> Finding | None:
     cap, ranks = capped_at(signals), signals.ranks
     if cap is None or ranks is None or ranks.communication_seconds is None:
         return None
+    seen = ranks.link_bits_per_second or ranks.peak_bits_per_second
     faster = next((each for each in ROUND_CAPS_BITS_PER_SECOND if each > 5 * cap), 10 * cap)
     return saving(
         signals,
         "port-speed",
         "network",
-        f"The network is the limit: traffic sits at {format_bits_per_second(ranks.peak_bits_per_second)}, a "
+        f"The network is the limit: it carries {format_bits_per_second(seen)}, a "
         f"{format_bits_per_second(cap)} port, and {percent(ranks.communication_seconds / signals.step_seconds)} of a "
         "step waits for gradients",
         (
@@ -51,8 +53,9 @@ def _step_at(signals: Signals, bits_per_second: float) -> float:
     assert ranks is not None
     assert ranks.communication_seconds is not None
     device = signals.own_seconds - ranks.communication_seconds
-    if ranks.gradient_bytes is None:
-        cap = capped_at(signals) or bits_per_second
-        return device + ranks.communication_seconds * cap / bits_per_second
-    buckets = even_buckets(ranks.gradient_bytes, device / 3, device * 2 / 3)
-    return device + exposed_seconds(buckets, ranks.world_size, Link(bits_per_second / 8), device)
+    buckets = [Bucket(size, ready) for size, ready in ranks.buckets]
+    if not buckets and ranks.gradient_bytes is None:
+        return device + ranks.communication_seconds * (capped_at(signals) or bits_per_second) / bits_per_second
+    buckets = buckets or even_buckets(ranks.gradient_bytes or 0.0, device / 3, device * 2 / 3)
+    link = Link(bits_per_second / 8, ranks.latency_seconds)
+    return device + exposed_seconds(buckets, ranks.world_size, link, device)
