@@ -90,6 +90,40 @@ def compute() -> None:
         sum(range(10**6))
 
 
+def here(scenario: Scenario, path: str, run: Path, environment: dict[str, str]) -> None:
+    """In one process, or in one for each rank."""
+    places: list[dict[str, str]] = [{}]
+    if scenario.ranks > 1:
+        import ranks
+
+        places = ranks.places(scenario.ranks)
+    processes = [
+        FORKS.Process(target=train, args=(scenario, path, str(run), {**environment, **place})) for place in places
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+
+
+def over_link(scenario: Scenario, path: str, run: Path) -> None:
+    """One rank on each of two nodes: network namespaces with a link of that speed between them."""
+    import yaml
+    from namespaces import two_nodes
+
+    recipe = run.with_suffix(".yaml")
+    recipe.write_text(yaml.safe_dump({"name": "scenario"}))
+    settings = {**BASE, "data.path": path, **scenario.settings}
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    assert scenario.link is not None
+    with two_nodes(scenario.link) as nodes:
+        for process in nodes.start("-m", "flatout", "train", recipe, "--run", run, *sets, cwd=run.parent):
+            process.wait(DEADLINE_SECONDS)
+
+
 def play(scenario: Scenario, folder: Path, proxy: FaultProxy, environment: dict[str, str]) -> dict[str, Any]:
     from flatout.app.explain import explain
 
@@ -105,12 +139,10 @@ def play(scenario: Scenario, folder: Path, proxy: FaultProxy, environment: dict[
     for each in neighbours:
         each.start()
     started = time.monotonic()
-    process = FORKS.Process(target=train, args=(scenario, path, str(run), environment))
-    process.start()
-    process.join(DEADLINE_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    if scenario.link is not None:
+        over_link(scenario, path, run)
+    else:
+        here(scenario, path, run, environment)
     seconds = time.monotonic() - started
     for each in neighbours:
         each.kill()

@@ -25,6 +25,9 @@ class Scenario:
     """Of a store; the dataset is then read from S3."""
     inject: Callable[[], None] | None = None
     fails: bool = False
+    ranks: int = 1
+    link: str | None = None
+    """Speed of the link between two nodes, as tc says it; needs root."""
     neighbours: int = 0
     """Other processes that only compute meanwhile."""
 
@@ -91,6 +94,21 @@ def slow_copy() -> None:
 
     def to_device(self: Classification, *arguments: Any) -> Any:
         time.sleep(0.02)
+        return copy(self, *arguments)
+
+    Classification.to_device = to_device  # type: ignore[method-assign]
+
+
+def late_rank() -> None:
+    """Rank 1 needs 60 ms more for each step."""
+    import os
+
+    from flatout.tasks.classification import Classification
+
+    copy = Classification.to_device
+
+    def to_device(self: Classification, *arguments: Any) -> Any:
+        time.sleep(0.06 if os.environ.get("RANK") == "1" else 0.0)
         return copy(self, *arguments)
 
     Classification.to_device = to_device  # type: ignore[method-assign]
@@ -180,6 +198,8 @@ SCENARIOS = (
     Scenario("tiny batch, real CPU", "host", says="batch", settings={**REAL, "data.batch_size": 2, "train.max_steps": 150}),
     Scenario("checkpoint every step", "checkpoint", settings={**SLOW, "checkpoint.every_steps": 1}),
     Scenario("long validation", "validation", data="long-val", settings={**SLOW, "emulated.seconds_per_sample": 0.001}),
+    Scenario("100 Mb/s link between two nodes", "network", says="100 Mb/s", settings={**SLOW, "model.width": 0.5, "parallel.mode": "ddp", "parallel.nodes": 2, "train.max_steps": 10}, link="100mbit"),
+    Scenario("straggler rank", "straggler", says="rank 1", settings={**SLOW, "emulated.seconds_per_sample": 0.0005, "parallel.mode": "ddp", "parallel.devices": 2}, ranks=2, inject=late_rank),
     Scenario("slow start-up", "startup", settings=SLOW, inject=slow_start),
     Scenario("wrong labels in val", "labels", data="mismatched", settings={**REAL, "train.epochs": 6, "train.max_steps": None, "data.view": "train-32", "data.eval_view": "eval-32", "views.train-32.base": "train-64", "views.train-32.size": 32, "views.eval-32.base": "eval-64", "views.eval-32.size": 32, "validate.every_epochs": 1}),
     Scenario("NaN: learning rate far too high", "diverged", settings={**REAL, "train.lr": 1e9, "train.warmup_epochs": 0}, fails=True),

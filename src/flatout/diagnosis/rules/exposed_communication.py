@@ -21,6 +21,9 @@ def find(signals: Signals) -> Finding | None:
         f"{percent(exposed / signals.step_seconds)} of each step waits for gradients to be exchanged between "
         f"{ranks.world_size} ranks",
         (f"{format_seconds(exposed)} a step are not hidden behind the backward pass",),
-        Fix("send gradients in 16 bits, exchange them every few steps (local steps), or use a faster link"),
+        Fix(
+            "send gradients in 16 bits, exchange them every few steps (local steps), or use a faster link",
+            {"parallel.compress": "bf16"},
+        ),
         faster_steps(signals, signals.step_seconds - exposed / 2, error=0.1),
     )
