@@ -84,7 +84,6 @@ class Calibration:
     usd_per_hour: float | None = None
     memory_bytes: float | None = None
     memory_per_sample_bytes: float | None = None
-    load_variation: float = 0.0
     measured_workers: int = 0
     source: str = "run"
     device_points: tuple[tuple[float, float], ...] = field(default=())

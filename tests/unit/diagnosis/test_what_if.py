@@ -7,7 +7,7 @@ from constructed import signals, steps
 
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.device import DeviceTime
-from flatout.diagnosis.what_if import predict
+from flatout.diagnosis.what_if import predict, staging_break_even, with_residual
 from flatout.errors import ConfigError
 
 JOB = Calibration(
@@ -111,3 +111,21 @@ def test_a_run_predicts_itself() -> None:
     starved = signals(workers=1, steps=steps(own=0.1, wait=0.16), threads=1)
     job = calibrate(starved, Settings(batch_size=64, workers=1, epochs=4))
     assert predict(job, {}).step.value == pytest.approx(0.26, rel=0.02)
+
+
+def test_what_the_model_missed_it_will_miss_again() -> None:
+    slower = with_residual(JOB, 1.2 * LOAD)
+    assert predict(slower, {}).step.value == pytest.approx(1.2 * LOAD)
+    assert predict(slower, {"data.workers": 2}).step.value == pytest.approx(1.2 * LOAD / 2)
+    assert predict(slower, {"data.workers": 8}).step.value == pytest.approx(OWN), "another limit, another error"
+
+
+def test_few_batches_ahead_bound_the_workers() -> None:
+    assert predict(JOB, {"data.workers": 8, "data.prefetch": 2}).step.value == pytest.approx(LOAD / 2)
+    assert predict(JOB, {"data.workers": 8, "data.prefetch": "auto"}).step.value == pytest.approx(OWN)
+
+
+def test_staging_while_training_pays_from_the_second_epoch_on() -> None:
+    remote = replace(JOB, remote=True, fetchers=4, fetch_seconds=0.05, settings=replace(JOB.settings, workers=8))
+    assert staging_break_even(remote, {"data.stage": "auto"}) == 2
+    assert staging_break_even(JOB, {"data.stage": "auto"}) is None, "local data needs no copy"

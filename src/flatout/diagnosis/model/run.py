@@ -58,7 +58,7 @@ def break_even_epochs(
 
 
 def _within_two(first: float, local: float, copy: float) -> int:
-    return 1 if copy + local <= first else 2
+    return 1 if copy + local < first else 2
 
 
 def unexplained_seconds(expected: Interval, measured: float) -> float:
