@@ -88,7 +88,7 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
     changed = load_config(config.model_dump(mode="json", by_alias=True), ours).config
     resolved = dict(changes)
     if "data.workers" in ours:
-        resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, calibration.cores)
+        resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, round(calibration.cores))
     prediction = replace(
         predict(calibration, resolved), changes=changes, break_even_epochs=staging_break_even(calibration, resolved)
     )

@@ -46,7 +46,8 @@ class Calibration:
     settings: Settings
     device: DeviceTime
     device_kind: str
-    cores: int
+    cores: float
+    """Usable, less what other processes took when this was measured."""
     threads: int
     step_extra_seconds: float
     """Of a step besides forward and backward: optimizer, copy and what is left."""
@@ -116,7 +117,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         settings=settings,
         device=device,
         device_kind=signals.device_kind,
-        cores=signals.cores,
+        cores=max(1.0, signals.cores - signals.other_cores),
         threads=signals.threads,
         step_extra_seconds=max(0.0, warm_own - device.step_seconds(
             signals.batch, settings.checkpointing, settings.accumulate)),

@@ -305,6 +305,12 @@ class Signals:
         return (self.part("optimizer") + self.part("copy") + self.part("other") - warm_up) / steps
 
     @property
+    def other_cores(self) -> float:
+        """Cores that other processes took while this run went on; 0 where nobody looked."""
+        cpu, own = self.system.cpu_share, self.system.process_cores
+        return max(0.0, _mean(list(cpu)) * self.cores - _mean(list(own))) if cpu and own else 0.0
+
+    @property
     def idle_cores(self) -> float:
         return max(0.0, self.cores - self.cores_busy)
 

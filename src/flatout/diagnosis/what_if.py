@@ -195,7 +195,7 @@ def _sample_costs(calibration: Calibration, settings: Settings, world: World) ->
 def _crowding(calibration: Calibration, workers: int) -> float:
     """How much slower each pair of hands works when others do, too."""
     busy = min(max(workers, 1), calibration.cores)
-    return 1 + calibration.contention * (busy - 1) / max(1, calibration.cores - 1)
+    return 1 + calibration.contention * (busy - 1) / max(1.0, calibration.cores - 1)
 
 
 def _cold(settings: Settings, calibration: Calibration) -> Settings:
@@ -209,7 +209,7 @@ def _extrapolation(calibration: Calibration, settings: Settings, world: World) -
     """How much surer the model is of what it has seen than of what it has not."""
     measured, error = calibration.settings, 0.0
     if settings.workers != measured.workers:
-        error += 0.06
+        error += 0.10
     if settings.batch_size != measured.batch_size:
         known = calibration.device_kind == "emulated" or len(calibration.device_points) > 1
         error += (0.02 if known else 0.05) * abs(math.log2(settings.batch_size / measured.batch_size))

@@ -35,8 +35,7 @@ def _others_compute(signals: Signals) -> Finding | None:
     cpu, own = signals.system.cpu_share, signals.system.process_cores
     if not cpu or not own or signals.device_kind != "cpu" or signals.starved:
         return None
-    busy, ours = sum(cpu) / len(cpu) * signals.cores, sum(own) / len(own)
-    others = busy - ours
+    busy, ours, others = sum(cpu) / len(cpu) * signals.cores, sum(own) / len(own), signals.other_cores
     if busy < 0.9 * signals.cores or others < 0.35 * signals.cores:
         return None
     return saving(
