@@ -207,4 +207,4 @@ def _step_error(steps: tuple[Step, ...]) -> float:
         return 0.15
     seconds = [step.seconds for step in steps]
     error = statistics.stdev(seconds) / len(seconds) ** 0.5 / max(statistics.fmean(seconds), 1e-9)
-    return float(min(0.3, max(0.03, 2 * error)))
+    return float(min(0.3, max(0.05, 2 * error)))

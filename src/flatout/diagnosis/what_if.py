@@ -212,7 +212,7 @@ def _extrapolation(calibration: Calibration, settings: Settings, world: World) -
         error += 0.10
     if settings.batch_size != measured.batch_size:
         known = calibration.device_kind == "emulated" or len(calibration.device_points) > 1
-        error += (0.02 if known else 0.05) * abs(math.log2(settings.batch_size / measured.batch_size))
+        error += (0.03 if known else 0.06) * abs(math.log2(settings.batch_size / measured.batch_size))
     if settings.cache != measured.cache or settings.stage != measured.stage:
         error += 0.06
     if world != World():
