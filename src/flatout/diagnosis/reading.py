@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
 from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Signals, Step, Store, System
+from flatout.errors import ConfigError
 from flatout.runs import Run
 from flatout.runs.directory import read_json, read_table
 
@@ -47,6 +49,7 @@ def read_signals(run: Run) -> Signals:
         flops_share=_section(summary, "device_use").get("flops_share"),
         import_seconds=time.get("import_seconds"),
         usd_per_hour=_usd_per_hour(summary),
+        spot_usd_per_hour=_spot_usd_per_hour(_section(config, "cost")),
         store=_store(data),
         system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
         memory_total_bytes=run.environment.get("memory_bytes"),
@@ -165,6 +168,19 @@ def _usd_per_hour(summary: Mapping[str, Any]) -> float | None:
     total = _section(summary, "cost").get("total_usd")
     wall = _section(summary, "time").get("wall_seconds")
     return total / wall * 3600 if total is not None and wall else None
+
+
+def _spot_usd_per_hour(cost: Mapping[str, Any]) -> float | None:
+    """Of all machines of the run, where the catalogue knows the price."""
+    instance, count = cost.get("instance"), cost.get("count") or 1
+    if not instance:
+        return None
+    try:
+        catalogue = load_catalogue(Path(cost["prices"]) if cost.get("prices") else None)
+    except ConfigError:  # the price file is not here any more
+        return None
+    price = catalogue.find("instances", instance, "spot_usd_per_hour", cost.get("region") or DEFAULT_REGION)
+    return None if price is None else price.value * count
 
 
 def _store(data: Mapping[str, Any]) -> Store | None:

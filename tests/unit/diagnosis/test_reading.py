@@ -112,3 +112,8 @@ def test_a_log_of_another_program_has_few_columns(run: Path) -> None:
     signals = read_signals(read_run(run))
     assert signals.steps == ()
     assert "No verdict" in explain_signals(signals).verdict
+
+
+def test_spot_prices_come_from_the_catalogue(run: Path) -> None:
+    (run / "config.yaml").write_text("cost: {instance: g4dn.xlarge, count: 2}\n")
+    assert read_signals(read_run(run)).spot_usd_per_hour == pytest.approx(2 * 0.229)
