@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import flatout
 from flatout.app import probe as probing
 from flatout.app import tune as tuning
 from flatout.app.measuring import Measured, measure, measure_apart
@@ -38,6 +39,11 @@ class TestExplain:
         assert json.loads((run / "findings.json").read_text()) == told
         for finding in told["findings"]:
             assert finding.keys() >= {"id", "title", "evidence", "fix", "gain", "usd"}
+
+    def test_as_a_library(self, run: Path) -> None:
+        explained = flatout.explain(run)
+        assert explained.cause in CAUSES
+        assert explained.verdict
 
     def test_names_the_verdict_on_a_terminal(self, run: Path, work: Path) -> None:
         answer = command("explain", run, cwd=work)
