@@ -198,7 +198,7 @@ SCENARIOS = (
     Scenario("tiny batch, real CPU", "host", says="batch", settings={**REAL, "data.batch_size": 2, "train.max_steps": 150}),
     Scenario("checkpoint every step", "checkpoint", settings={**SLOW, "checkpoint.every_steps": 1}),
     Scenario("long validation", "validation", data="long-val", settings={**SLOW, "emulated.seconds_per_sample": 0.001}),
-    Scenario("100 Mb/s link between two nodes", "network", says="100 Mb/s", settings={**SLOW, "model.width": 0.5, "parallel.mode": "ddp", "parallel.nodes": 2, "train.max_steps": 10}, link="100mbit"),
+    Scenario("100 Mb/s link between two nodes", "network", says="100 Mb/s", settings={**SLOW, "model.width": 0.5, "parallel.mode": "ddp", "parallel.nodes": 2, "cost.count": 2, "train.max_steps": 10}, link="100mbit"),
     Scenario("straggler rank", "straggler", says="rank 1", settings={**SLOW, "emulated.seconds_per_sample": 0.0005, "parallel.mode": "ddp", "parallel.devices": 2}, ranks=2, inject=late_rank),
     Scenario("slow start-up", "startup", settings=SLOW, inject=slow_start),
     Scenario("wrong labels in val", "labels", data="mismatched", settings={**REAL, "train.epochs": 6, "train.max_steps": None, "data.view": "train-32", "data.eval_view": "eval-32", "views.train-32.base": "train-64", "views.train-32.size": 32, "views.eval-32.base": "eval-64", "views.eval-32.size": 32, "validate.every_epochs": 1}),
