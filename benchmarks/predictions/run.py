@@ -170,7 +170,8 @@ def report(rows: list[dict[str, Any]], path: Path) -> None:
     lines = [
         f"# Predictions, {time.strftime('%Y-%m-%d')}", "",
         f"{len(rows)} pairs on one node: mean absolute error {100 * sum(errors) / len(errors):.1f} %, {inside} of {len(rows)} "
-        f"({100 * inside / len(rows):.0f} %) inside the stated interval. 2 cores, no GPU; `make bench-predictions`.", "",
+        f"({100 * inside / len(rows):.0f} %) inside the stated interval. 2 cores, no GPU; `make bench-predictions`. "
+        f"Load average of the machine at the end: {os.getloadavg()[1]:.1f} (over 5 minutes); above about 1, other work went on beside.", "",
         "Each row: `flatout predict BASE --if CHANGE`, then `flatout train` with that change. Seconds.", "",
         "| base | change | of | was | predicted | interval | measured | error | inside |", "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -163,7 +163,9 @@ def report(rows: list[dict[str, Any]], peers: dict[str, str], path: Path, comman
     right = sum(row["right"] for row in rows)
     lines = [
         f"# Verdicts, {time.strftime('%Y-%m-%d')}", "",
-        f"{right} of {len(rows)} verdicts name what was injected. 2 cores, no GPU; `{command}`.", "",
+        f"{right} of {len(rows)} verdicts name what was injected. 2 cores, no GPU; `{command}`. "
+        f"Load average of the machine at the end: {os.getloadavg()[1]:.1f} (over 5 minutes); with 2 cores, more than about 1 means "
+        "that other work went on beside the scenarios.", "",
         "| scenario | injected | named | | run | verdict | TraceML 0.5.0, on a plain script |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
