@@ -168,7 +168,6 @@ class RunRecords:
             "classes": len(self._dataset.classes),
             "dataset_bytes": self._dataset.total_bytes,
             **self.data_totals(stages),
-            "classes": len(self._dataset.classes),
             **_store_answers(self._dataset.train.reader),
             "quarantined": len(self._quarantined),
         }

@@ -15,15 +15,13 @@ def demo(
 ) -> None:
     """Make a small dataset, train on it, report and explain: under two minutes on two cores."""
     from flatout.app.demo import NEXT_STEPS, run_demo
-    from flatout.app.report_run import print_report
     from flatout.app.explain import explain, print_explanation
-    from flatout.app.show import print_run
+    from flatout.app.report_run import print_report
 
     finished = run_demo(run, quiet=as_json)
     if as_json:
         print_json(finished.summary)
     else:
         print_report(finished)
-        print_run(finished)
         print_explanation(finished, explain(finished))
         typer.echo(NEXT_STEPS.format(run=finished.directory))
