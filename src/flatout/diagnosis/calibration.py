@@ -12,6 +12,8 @@ from flatout.diagnosis.signals import Signals, Step
 _CONTENTION = 0.15
 """Each further core that decodes slows the others by up to this share (caches, hyper-threads), unless measured."""
 _LEAST_SHORT_STEPS = 2
+_ERROR_PER_OTHER_CORE = 0.15
+"""What other processes took of the machine while it was measured, they may give back or take twice of."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         startup_seconds=signals.startup_seconds,
         validation_seconds=signals.part("validation") / max(1, signals.validations),
         checkpoint_seconds=signals.part("checkpoint") / max(1, signals.checkpoints),
-        step_error=_step_error(steps),
+        step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * signals.other_cores,
         request_seconds=signals.store.request_seconds_p50 if signals.store else None,
         gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
         buckets=signals.ranks.buckets if signals.ranks else (),

@@ -7,6 +7,7 @@ from constructed import signals, steps
 
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.device import DeviceTime
+from flatout.diagnosis.signals import System
 from flatout.diagnosis.what_if import predict, staging_break_even, with_residual
 from flatout.errors import ConfigError
 
@@ -129,3 +130,11 @@ def test_staging_while_training_pays_from_the_second_epoch_on() -> None:
     remote = replace(JOB, remote=True, fetchers=4, fetch_seconds=0.05, settings=replace(JOB.settings, workers=8))
     assert staging_break_even(remote, {"data.stage": "auto"}) == 2
     assert staging_break_even(JOB, {"data.stage": "auto"}) is None, "local data needs no copy"
+
+
+def test_less_is_promised_from_a_busy_machine() -> None:
+    settings = Settings(batch_size=64, workers=1, epochs=4)
+    quiet = calibrate(signals(system=System(cpu_share=(0.5,), process_cores=(4.0,))), settings)
+    busy = calibrate(signals(system=System(cpu_share=(1.0,), process_cores=(4.0,))), settings)
+    assert busy.step_error > quiet.step_error
+    assert busy.cores < quiet.cores
