@@ -159,3 +159,22 @@ def test_values_by_keyboard_and_pointer_and_series_that_switch_off(opened: Opene
     assert "validation" not in tip.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert opened.troubles == []
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_a_comparison_is_quiet_readable_and_only_text(
+    browser: Any, report: Path, uninterrupted: Path, tmp_path: Path, scheme: str, width: int
+) -> None:
+    target = tmp_path / "compare.html"
+    finished = command("compare", report.parent, uninterrupted, "--html", target, cwd=tmp_path)
+    assert finished.code == 0, finished.err
+    found = Opened(browser, target, width, scheme)
+    page = found.page
+    assert found.troubles == []
+    assert len(found.requests) == 1
+    assert page.get_by_text(ATTACK, exact=False).first.is_visible()
+    assert page.locator("table").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    low = {name: ratio for name, ratio in page.evaluate(CONTRASTS).items() if ratio < 4.5}
+    assert low == {}
+    page.close()
