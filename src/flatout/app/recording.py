@@ -31,7 +31,10 @@ from flatout.timeline.merge import read_attempts
 class RunRecords:
     """The growing tables of one run, over all its attempts."""
 
-    def __init__(self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device) -> None:
+    def __init__(
+        self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device, world_size: int = 1
+    ) -> None:
+        self._world_size = world_size
         self._directory = directory
         self._config = config
         self._dataset = dataset
@@ -89,8 +92,12 @@ class RunRecords:
             "status": status,
             "cause": cause,
             "updated_unix": time.time(),
-            "device": {"name": self._device.name, "emulated": self._device.kind == "emulated", "count": 1},
-            "world_size": 1,
+            "device": {
+                "name": self._device.name,
+                "emulated": self._device.kind == "emulated",
+                "count": self._world_size,
+            },
+            "world_size": self._world_size,
             "config_digest": config_digest(self._config),
             "data_fingerprint": self._dataset.fingerprint,
             "state_digest": state_digest,
@@ -152,3 +159,26 @@ class RunRecords:
             "bytes": sum(path.stat().st_size for path in files),
             "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
         }
+
+
+class NoRecords:
+    """What a rank besides rank 0 writes into the run's tables: nothing."""
+
+    attempt = 0
+    completed = False
+    earlier_seconds = 0.0
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def epoch(self, record: EpochRecord) -> None:
+        pass
+
+    def quarantine(self, split: str, failures: Mapping[int, Failure]) -> None:
+        pass
+
+    def summarise(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

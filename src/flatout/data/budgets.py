@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 
+_processes = 1  # of one run on this machine, which share its cores and memory
 _MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to the model, the page cache and others
 
 
@@ -22,17 +23,24 @@ def memory_budget_bytes() -> int:
             continue
         if limit.isdigit():
             free = min(free, max(0, int(limit) - int(used)))
-    return int(free * _MEMORY_SHARE)
+    return int(free * _MEMORY_SHARE / _processes)
+
+
+def share_machine(processes: int) -> None:
+    """Several ranks of a run are on this machine: each plans with its share."""
+    global _processes
+    _processes = processes
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, or fewer where a container's quota says so."""
+    """Cores this process may use: its affinity, or fewer where a container's quota says so; its share among ranks."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+        return max(1, cores // _processes)
+    allowed = cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    return max(1, allowed // _processes)
 
 
 def disk_budget_bytes(folder: Path) -> int:

@@ -23,6 +23,7 @@ from flatout.tasks.protocol import Task
 class Learner:
     model: nn.Module
     compute: nn.Module  # the model, or its compiled form
+    wrapped: nn.Module  # what training calls: the same, or with an exchange of gradients in its backward
     optimizer: Optimizer
     precision: Precision
     ema: Ema | None
@@ -43,7 +44,7 @@ class Learner:
         """Take over a checkpoint's tensors; returns notes on what was not there and starts anew."""
         notes = []
         load_weights(self.model, tensors)
-        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
+        self.load_optimizer(tensors)
         if self.ema is not None:
             if averages := _under("ema/", tensors):
                 self.ema.load(averages)
@@ -54,6 +55,9 @@ class Learner:
         if self.device.kind == "cuda" and "rng/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng/cuda"], self.device.torch)
         return notes
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -80,7 +84,7 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     optimizer = build_optimizer(model, train.optimizer, train.lr, train.momentum, train.weight_decay)
     ema = Ema.start(model, train.ema) if train.ema is not None else None
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
-    return Learner(model, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)
+    return Learner(model, compute, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

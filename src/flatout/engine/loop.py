@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from flatout.config.schema import Config
 from flatout.data.batch import Batch, BatchSource
 from flatout.engine.learner import Learner
+from flatout.engine.parallel import Alone, Parallel
 from flatout.engine.schedules import learning_rate
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
@@ -46,6 +48,8 @@ class StepRecord:
     step_seconds: float
     data_wait_seconds: float
     time_unix: float
+    slowest_rank: int | None = None  # the last to have its gradients
+    late_seconds: float | None = None  # by how much, behind the median rank
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Job:
     save: Callable[[Progress], None]  # writes a checkpoint
     stop_reason: Callable[[], str | None]  # asked after every step
     total_steps: int
+    peak_rate: float  # train.lr, scaled for the number of ranks
+    ranks: Parallel = field(default_factory=Alone)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
     current: Batch | None = None  # the batch of the step under way, for whoever must say what was in it
@@ -103,7 +109,7 @@ def train(job: Job) -> Iterator[Record]:
             with span("other"):
                 if record is not None:
                     yield record
-                job.stopped = job.stop_reason()
+                job.stopped = job.ranks.stop_reason(job.stop_reason)
             if job.stopped is not None:
                 break
             if config.checkpoint.every_steps and progress.step % config.checkpoint.every_steps == 0:
@@ -128,6 +134,7 @@ def _steps_done(progress: Progress, config: Config) -> bool:
 def _save(job: Job) -> None:
     """Only finite values become a checkpoint; those that are kept are always good to go back to."""
     with job.recorder.span("checkpoint"):
+        job.ranks.settle(job.learner)
         for name, value in job.learner.tensors().items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise NotFinite(
@@ -139,40 +146,46 @@ def _save(job: Job) -> None:
 
 def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> StepRecord | None:
     """One optimizer step on one batch; None where every sample of it is in quarantine."""
-    learner, task, progress, span = job.learner, job.task, job.progress, job.recorder.span
-    count = len(batch.sample_ids)
-    if count == 0:
-        progress.batch_index += 1
-        return None
+    learner, task, progress, span, ranks = job.learner, job.task, job.progress, job.recorder.span, job.ranks
     job.current, job.recorder.step = batch, progress.step + 1
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
         inputs = task.to_device(batch, learner.device.torch)
+    told = ranks.tell(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
+    if len(batch.sample_ids) == 0 and told.samples == 0:
+        progress.batch_index += 1
+        return None
     rate = _set_learning_rate(job)
     total_loss = torch.zeros((), device=learner.device.torch)
-    for part, share in task.parts(inputs, job.config.train.accumulate):
-        with span("forward"), learner.precision.autocast():
-            loss = task.loss(learner.compute, part) * share
-        with span("backward"):
-            learner.precision.backward(loss)
-            total_loss += loss.detach()
-    loss_value = None
+    parts = task.parts(inputs, job.config.train.accumulate) if len(batch.sample_ids) else [(task.filler(inputs), 0.0)]
+    with ranks.idle(learner.model) if len(batch.sample_ids) == 0 else nullcontext():
+        for number, (part, share) in enumerate(parts, 1):
+            ranks.sync_next(number == len(parts))
+            with span("forward"), learner.precision.autocast():
+                loss = task.loss(learner.wrapped, part) * (share * told.scale)
+            with span("backward"), ranks.exchange():
+                learner.precision.backward(loss)
+                total_loss += loss.detach()
+    losses = None
     if reads_loss:
         with job.recorder.device_wait():
-            loss_value = total_loss.item()
+            losses = ranks.losses(total_loss.item())
     with span("optimizer"):
-        _verify(job, batch, loss_value)
+        _verify(job, batch, None if losses is None else losses.mean)
         learner.precision.step(
             learner.optimizer, learner.model.parameters(), job.config.train.clip_norm, check_finite=reads_loss
         )
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.ema is not None:
             learner.ema.update(learner.model)
+    ranks.after_step(learner, progress.step + 1, batch.epoch)
     with span("other"):
-        _advance(progress, count, loss_value)
+        digest, loss_value = ids_digest(told.ids.numpy()), None if losses is None else losses.mean
+        _advance(progress, told.samples, loss_value)
+        late = () if losses is None else (losses.slowest_rank, losses.late_seconds)
         return StepRecord(
-            progress.step, progress.epoch, batch.index, count, ids_digest(batch.sample_ids.numpy()), loss_value, rate,
-            time.perf_counter() - started, data_wait_seconds, time.time(),
+            progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
+            time.perf_counter() - started, data_wait_seconds, time.time(), *late,
         )  # fmt: skip
 
 
@@ -180,7 +193,9 @@ def _set_learning_rate(job: Job) -> float:
     train = job.config.train
     warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
-    rate = learning_rate(train.schedule, done, job.total_steps, train.lr, warmup_steps, train.milestones, train.gamma)
+    rate = learning_rate(
+        train.schedule, done, job.total_steps, job.peak_rate, warmup_steps, train.milestones, train.gamma
+    )
     for group in job.learner.optimizer.param_groups:
         group["lr"] = rate
     return rate
@@ -226,6 +241,7 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     metrics: dict[str, float] = {}
     if job.val_source is not None and (last or finished % config.validate_.every_epochs == 0):
         with job.recorder.span("validation"):
+            job.ranks.settle(job.learner)
             metrics = evaluate(job)
         _judge(job, {**metrics, **({} if train_loss is None else {"train_loss": train_loss})})
     record = EpochRecord(
@@ -265,11 +281,14 @@ def _judge(job: Job, metrics: dict[str, float]) -> None:
 def evaluate(job: Job) -> dict[str, float]:
     """Metrics over the whole validation split, with the averaged weights where there are any."""
     assert job.val_source is not None
-    sums: Sums = {}
+    by_batch: list[Sums] = []
     with job.learner.evaluating():
         for batch in job.val_source.epoch(0):
             inputs = job.task.to_device(batch, job.learner.device.torch)
             with job.learner.precision.autocast():
-                for name, value in job.task.evaluate(job.learner.compute, inputs).items():
-                    sums[name] = sums.get(name, 0.0) + value
+                by_batch.append(job.task.evaluate(job.learner.compute, inputs))
+    sums: Sums = {}
+    for one in job.ranks.in_order(by_batch):  # added in the order of the batches: the same on any number of ranks
+        for name, value in one.items():
+            sums[name] = sums.get(name, 0.0) + value
     return job.task.metrics(sums)

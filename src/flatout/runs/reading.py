@@ -22,6 +22,11 @@ class Run:
     steps: list[dict[str, str]]
     epochs: list[dict[str, str]]
 
+    @classmethod
+    def elsewhere(cls, directory: Path) -> "Run":
+        """On a rank besides rank 0, which may not even see the files."""
+        return cls(directory, {}, {}, {}, [], [])
+
     @property
     def name(self) -> str:
         return str(self.summary.get("run", self.directory.name))
