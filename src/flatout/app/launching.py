@@ -24,7 +24,8 @@ def launch_ranks(config: Config, ranks: int, directory: RunDirectory, options: M
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # a rank says itself why it ends
+    for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # ranks say themselves why they end
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else the launcher warns; ranks set their threads themselves
     launch = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=ranks, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",

@@ -17,7 +17,7 @@ from flatout.app.launching import launch_ranks
 from flatout.app.rank_state import restore_own, save_own
 from flatout.app.recording import NoRecords, RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
-from flatout.app.stopping import Signals, stop_reason
+from flatout.app.stopping import Signals, is_interruption, stop_reason
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config, StopConfig
 from flatout.cost import hourly_rate_usd, load_catalogue
@@ -262,7 +262,9 @@ class _Session:
         with self._recorder.span("other"):
             digest = state_digest(learner.tensors())
             self._summarise("completed" if job.stopped is None else "stopped", job.stopped, job, digest)
-        if self._signals.received is not None:
+        if job.stopped is not None and is_interruption(job.stopped):
+            if self._ranks.rank != 0:
+                raise EndedBySomeRank(job.stopped, Interrupted.exit_code, quiet=True)
             raise Interrupted(f"stopped by {job.stopped}")
 
     def _explained(self, error: BaseException, job: Job) -> RunFailed | None:

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from flatout.engine.parallel.place import Place
 from flatout.timeline import Recorder
 
-_FRAMES = 4
+_FRAMES = 6
 _GRACE_SECONDS = 5.0  # for the main thread to notice by itself that another rank failed
 
 
@@ -64,6 +64,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        self._beat()
         self._thread.start()
 
     def close(self) -> None:
@@ -75,32 +76,39 @@ class Watchdog:
     def publish_failure(self, cause: str) -> None:
         """Tell the others why this rank ends."""
         self._closing.set()
+        if 0 in self.gone and not self._place.launcher_keeps_store:
+            return  # the store went with it
         words = {"rank": self._place.rank, "host": self._place.host, "cause": cause}
         with self._lock:
             self._store.set("failure", json.dumps(words))
 
     def blame(self) -> str | None:
         """Why an exchange broke: what a rank said that failed, or who is silent. Takes a few beats."""
-        deadline = time.monotonic() + 3 * self._interval_seconds + 1
-        began = time.monotonic()
-        while time.monotonic() < deadline:
-            self._listen()
-            if failure := self._failure():
-                return failure
-            time.sleep(self._interval_seconds / 4)
+        self._closing.set()  # from here on the main thread says what there is to say
+        try:
+            self._listen()  # what was said before
+            began = time.monotonic()
+            while time.monotonic() < began + 2.5 * self._interval_seconds:
+                self._listen()
+                if failure := self._failure():
+                    return failure
+                time.sleep(self._interval_seconds / 4)
+        except (RuntimeError, OSError) as error:
+            return self._store_is_gone(error)
         silent = {rank: heard for rank, heard in self._heard.items() if heard.at < began and not _done(heard)}
         self.gone.update(silent)
         return "; ".join(f"rank {rank} is gone: {heard}" for rank, heard in silent.items()) or None
 
     def _watch(self) -> None:
-        while not self._closing.wait(self._interval_seconds):
+        pause_seconds = 0.0
+        while not self._closing.wait(pause_seconds):
+            pause_seconds = self._interval_seconds
             try:
                 self._beat()
                 self._listen()
                 cause = self._failure() or self._silence()
-            except (RuntimeError, ValueError, OSError) as error:  # torch's store errors are RuntimeErrors
-                address = f"{self._place.master_address}:{self._place.master_port}"
-                cause = f"the store of torchrun or rank 0 at {address} is gone ({str(error).splitlines()[0]})"
+            except (RuntimeError, OSError) as error:
+                cause = self._store_is_gone(error)
             if cause is not None and not self._closing.wait(0 if self.gone else _GRACE_SECONDS):
                 self._end(cause)
                 os._exit(1)
@@ -132,6 +140,13 @@ class Watchdog:
             said = json.loads(self._store.get("failure")) if self._store.check(["failure"]) else None
         return None if said is None else f"rank {said['rank']} on {said['host']} failed: {said['cause']}"
 
+    def _store_is_gone(self, error: Exception) -> str:
+        if 0 in self._heard and not self._place.launcher_keeps_store:
+            self.gone.add(0)
+            return f"rank 0 is gone, and its store with it: {self._heard[0]}"
+        address = f"{self._place.master_address}:{self._place.master_port}"
+        return f"the store of the launcher at {address} is gone ({str(error).splitlines()[0]})"
+
     def _silence(self) -> str | None:
         now = time.monotonic()
         for rank, heard in self._heard.items():
@@ -149,7 +164,7 @@ def _done(heard: Heard) -> bool:
 
 
 def stack_of(thread: int) -> str:
-    """The innermost calls of a thread, innermost first."""
-    frame = sys._current_frames().get(thread)
-    calls = traceback.extract_stack(frame)[-_FRAMES:]
-    return " < ".join(f"{os.path.basename(call.filename)}:{call.lineno} {call.name}" for call in reversed(calls))
+    """The innermost call of a thread and those of ours around it, innermost first."""
+    calls = traceback.extract_stack(sys._current_frames().get(thread))[::-1]
+    shown = [call for number, call in enumerate(calls) if number == 0 or "flatout" in call.filename]
+    return " < ".join(f"{os.path.basename(call.filename)}:{call.lineno} {call.name}" for call in shown[:_FRAMES])

@@ -1,0 +1,106 @@
+"""What lies between the ranks, measured before it costs anything: latency and bandwidth of the real all-reduce."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from flatout.engine.parallel.group import Group
+
+_SIZES = tuple(2**power for power in (18, 20, 22, 24))  # 256 KiB ... 16 MiB
+_BUDGET_SECONDS = 2.5
+_LATENCY_ROUNDS = 15
+_NODE_BYTES = 2**20
+_MOST_NODES = 16  # one after the other, about 0.1 s each at 100 Mb/s
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, and how fast it exchanges bytes with the first one."""
+
+    host: str
+    interface: str
+    nic_bits_per_second: float | None  # what the card says it can do
+    bits_per_second: float | None
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    backend: str
+    world_size: int
+    latency_seconds: float  # of an all-reduce of next to nothing
+    bytes_per_second: float  # that one rank sends while a large all-reduce goes on
+    rounds: tuple[tuple[int, float], ...]  # bytes, seconds
+    nodes: tuple[Node, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_link(group: Group, device: torch.device, interface: str) -> LinkFigures:
+    """On all ranks together; every rank gets the figures of rank 0."""
+    world_size = group.place.world_size
+    latency = min(_all_reduce_seconds(1, device) for _ in range(_LATENCY_ROUNDS))
+    rounds: list[tuple[int, float]] = []
+    left = _BUDGET_SECONDS
+    for size in _SIZES:
+        seconds = min(_all_reduce_seconds(size // 4, device) for _ in range(2))
+        seconds = float(group.from_main(seconds))
+        rounds.append((size, seconds))
+        left -= 2 * seconds
+        if 2 * 4 * seconds > left:  # the next one would take four times as long
+            break
+    nodes = _nodes(group, interface)
+    figures = [latency, bandwidth(rounds, world_size, latency)]
+    latency, per_second = group.from_main(figures)
+    return LinkFigures(group.backend, world_size, latency, per_second, tuple(rounds), nodes)
+
+
+def bandwidth(rounds: list[tuple[int, float]], world_size: int, latency: float) -> float:
+    """Bytes per second from the two largest rounds: their difference has neither the latency nor a shaper's burst."""
+    (small, quick), (large, slow) = rounds[-2:] if len(rounds) > 1 else ((0, latency), rounds[0])
+    if slow <= quick:  # noise on a link so fast that it does not matter
+        small, quick = 0, 0.0
+    return 2 * (world_size - 1) / world_size * (large - small) / (slow - quick)
+
+
+def _all_reduce_seconds(elements: int, device: torch.device) -> float:
+    values = torch.zeros(elements, device=device)
+    dist.barrier()
+    started = time.perf_counter()
+    dist.all_reduce(values)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def _nodes(group: Group, interface: str) -> tuple[Node, ...]:
+    """One row for each machine; the first rank of each exchanges a megabyte with rank 0."""
+    place = group.place
+    leaders = range(0, place.world_size, place.local_world_size)
+    own: float | None = None
+    for leader in list(leaders)[1:_MOST_NODES]:
+        if place.rank in (0, leader):
+            seconds = _exchange_seconds(leader if place.rank == 0 else 0, place.rank == 0, group)
+            own = seconds if place.rank == leader else own
+    speed = psutil.net_if_stats().get(interface)
+    said = group.gather([place.host, interface, speed.speed * 1e6 if speed and speed.speed else None, own])
+    return tuple(
+        Node(host, name, nic, None if seconds is None else 8 * _NODE_BYTES / seconds)
+        for host, name, nic, seconds in (said[leader] for leader in leaders)
+    )
+
+
+def _exchange_seconds(other: int, sends_first: bool, group: Group) -> float:
+    """Half of the time a message takes there and back."""
+    values = torch.zeros(_NODE_BYTES, dtype=torch.uint8)
+    started = time.perf_counter()
+    for sends in (sends_first, not sends_first):
+        if sends:
+            dist.send(values, other, group=group.control)
+        else:
+            dist.recv(values, other, group=group.control)
+    return (time.perf_counter() - started) / 2
