@@ -35,6 +35,7 @@ class RunRecords:
         self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device, world_size: int = 1
     ) -> None:
         self._world_size = world_size
+        self.link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
         self._directory = directory
         self._config = config
         self._dataset = dataset
@@ -122,7 +123,8 @@ class RunRecords:
                 "bytes_sent": None,
                 "bytes_received": None,
                 "peak_bits_per_second": None,
-                "link_bits_per_second": None,
+                "link_bits_per_second": self.link.get("bits_per_second"),
+                "link_cap_bits_per_second": self.link.get("cap_bits_per_second"),
             },
             "checkpoint": self._checkpoint(recorder),
             "cost": ledger.to_dict(),

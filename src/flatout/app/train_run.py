@@ -14,6 +14,7 @@ from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
 from flatout.app.joining import devices_per_node, joined, needs_launch, own_place
 from flatout.app.launching import launch_ranks
+from flatout.app.link_preflight import look_at_link, refuse_slow_link
 from flatout.app.rank_state import restore_own, save_own
 from flatout.app.recording import NoRecords, RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
@@ -312,7 +313,15 @@ class _Session:
         assert self._loader is not None
         ranks.foreign_failures = self._loader.quarantine.update
         ranks.begin(job.learner, self._recorder, end=lambda cause: self._lost(cause, job))
-        for note in restore_own(ranks, job.learner, self._directory.checkpoints, job.progress.step):
+        notes = restore_own(ranks, job.learner, self._directory.checkpoints, job.progress.step)
+        if job.config.parallel.preflight:
+            link, said = look_at_link(ranks, job)
+            notes += said
+            if isinstance(self._records, RunRecords):
+                write_json(self._directory.root / "link.json", link)
+                self._records.link = link
+            refuse_slow_link(link, job.config)
+        for note in notes:
             self._say(note)
 
     def _lost(self, cause: str, job: Job) -> None:

@@ -2,16 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flatout.config.schema import Config
 from flatout.data.batch import Batch, BatchSource
 from flatout.engine.learner import Learner
-from flatout.engine.parallel import Alone, Parallel
+from flatout.engine.parallel import Alone, Parallel, Told
 from flatout.engine.schedules import learning_rate
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
@@ -156,16 +157,11 @@ def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> S
         progress.batch_index += 1
         return None
     rate = _set_learning_rate(job)
-    total_loss = torch.zeros((), device=learner.device.torch)
-    parts = task.parts(inputs, job.config.train.accumulate) if len(batch.sample_ids) else [(task.filler(inputs), 0.0)]
-    with ranks.idle(learner.model) if len(batch.sample_ids) == 0 else nullcontext():
-        for number, (part, share) in enumerate(parts, 1):
-            ranks.sync_next(number == len(parts))
-            with span("forward"), learner.precision.autocast():
-                loss = task.loss(learner.wrapped, part) * (share * told.scale)
-            with span("backward"), ranks.exchange():
-                learner.precision.backward(loss)
-                total_loss += loss.detach()
+    if len(batch.sample_ids) > 0:
+        total_loss = _forward_backward(job, task.parts(inputs, job.config.train.accumulate), told)
+    else:  # the others have samples, and wait for this rank's part of the exchange
+        with ranks.idle(learner.model):
+            total_loss = _forward_backward(job, [(task.filler(inputs), 0.0)], told)
     losses = None
     if reads_loss:
         with job.recorder.device_wait():
@@ -187,6 +183,20 @@ def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> S
             progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
             time.perf_counter() - started, data_wait_seconds, time.time(), *late,
         )  # fmt: skip
+
+
+def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) -> Tensor:
+    """This rank's share of the mean loss; afterwards every parameter has the gradient of the global batch."""
+    learner, span, ranks = job.learner, job.recorder.span, job.ranks
+    total_loss = torch.zeros((), device=learner.device.torch)
+    for number, (part, share) in enumerate(parts, 1):
+        ranks.sync_next(number == len(parts))
+        with span("forward"), learner.precision.autocast():
+            loss = job.task.loss(learner.wrapped, part) * (share * told.scale)
+        with span("backward"), ranks.exchange():
+            learner.precision.backward(loss)
+            total_loss += loss.detach()
+    return total_loss
 
 
 def _set_learning_rate(job: Job) -> float:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.runs import Run
-from flatout.units import format_bytes, format_seconds, format_share, format_usd
+from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_share, format_usd
 
 _COLOURS = {
     "startup": "grey50", "data_wait": "red", "copy": "magenta", "forward": "green", "backward": "dark_green",
@@ -58,12 +58,27 @@ def _figures(run: Run) -> Table:
                  f", {summary.get('attempts') or 0} attempt(s)"),
         ("data", f"{data.get('samples_total') or 0:,} samples, {format_bytes(data.get('dataset_bytes'))}"
                  f", {data.get('quarantined') or 0} in quarantine"),
-        ("device", f"{device.get('name', 'n/a')}"),
+        ("device", _device(device)),
+        *_link(summary.get("network") or {}),
         ("cost", _cost(summary.get("cost") or {})),
     ]  # fmt: skip
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table
+
+
+def _device(device: dict[str, Any]) -> str:
+    count = device.get("count") or 1
+    return f"{device.get('name', 'n/a')}" + (f", {count} ranks" if count > 1 else "")
+
+
+def _link(network: dict[str, Any]) -> list[tuple[str, str]]:
+    """Only ranks have one. A round figure is a port's speed, and somebody can change it."""
+    found, cap = network.get("link_bits_per_second"), network.get("link_cap_bits_per_second")
+    if found is None:
+        return []
+    named = "" if cap is None else f": a {format_bits_per_second(cap)} port"
+    return [("link", f"{format_bits_per_second(found)} between ranks{named}")]
 
 
 def _step_times(steps: dict[str, Any]) -> str:

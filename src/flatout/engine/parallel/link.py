@@ -80,27 +80,22 @@ def _all_reduce_seconds(elements: int, device: torch.device) -> float:
 def _nodes(group: Group, interface: str) -> tuple[Node, ...]:
     """One row for each machine; the first rank of each exchanges a megabyte with rank 0."""
     place = group.place
-    leaders = range(0, place.world_size, place.local_world_size)
-    own: float | None = None
-    for leader in list(leaders)[1:_MOST_NODES]:
-        if place.rank in (0, leader):
-            seconds = _exchange_seconds(leader if place.rank == 0 else 0, place.rank == 0, group)
-            own = seconds if place.rank == leader else own
-    speed = psutil.net_if_stats().get(interface)
-    said = group.gather([place.host, interface, speed.speed * 1e6 if speed and speed.speed else None, own])
-    return tuple(
-        Node(host, name, nic, None if seconds is None else 8 * _NODE_BYTES / seconds)
-        for host, name, nic, seconds in (said[leader] for leader in leaders)
-    )
+    leaders = list(range(0, place.world_size, place.local_world_size))
+    seconds = [_there_and_back_seconds(leader, group) for leader in leaders[1:_MOST_NODES]]
+    rates: list[float | None] = [None, *(16 * _NODE_BYTES / each for each in group.from_main(seconds))]
+    rates += [None] * (len(leaders) - len(rates))
+    card = psutil.net_if_stats().get(interface)
+    said = group.gather([place.host, interface, card.speed * 1e6 if card and card.speed else None])
+    return tuple(Node(*said[leader], rate) for leader, rate in zip(leaders, rates, strict=True))
 
 
-def _exchange_seconds(other: int, sends_first: bool, group: Group) -> float:
-    """Half of the time a message takes there and back."""
-    values = torch.zeros(_NODE_BYTES, dtype=torch.uint8)
-    started = time.perf_counter()
-    for sends in (sends_first, not sends_first):
-        if sends:
-            dist.send(values, other, group=group.control)
-        else:
-            dist.recv(values, other, group=group.control)
-    return (time.perf_counter() - started) / 2
+def _there_and_back_seconds(leader: int, group: Group) -> float:
+    """Of a message from rank 0 to another and back, by rank 0's clock: sending alone ends in the system's buffers."""
+    values, started = torch.zeros(_NODE_BYTES, dtype=torch.uint8), time.perf_counter()
+    if group.place.rank == 0:
+        dist.send(values, leader, group=group.control)
+        dist.recv(values, leader, group=group.control)
+    elif group.place.rank == leader:
+        dist.recv(values, 0, group=group.control)
+        dist.send(values, 0, group=group.control)
+    return time.perf_counter() - started

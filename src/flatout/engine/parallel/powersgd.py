@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+
+from flatout.config.schema import ParallelConfig
 
 
 class PowerSgd:
@@ -68,6 +70,18 @@ class PowerSgd:
             self.bases[name] = start.to(matrix.device, matrix.dtype)
         basis: Tensor = torch.linalg.qr(self.bases[name]).Q
         return basis
+
+
+def compressed_share(model: nn.Module, config: ParallelConfig) -> float:
+    """What is left of the gradients' bytes on the wire."""
+    if config.compress != "powersgd":
+        return 1.0 if config.compress == "none" else 0.5
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rank, left = config.powersgd_rank, 0
+    for parameter in parameters:
+        thin = rank * (len(parameter) + parameter.numel() // len(parameter)) if parameter.ndim > 1 else 0
+        left += thin if 0 < 2 * thin < parameter.numel() else parameter.numel()
+    return left / sum(p.numel() for p in parameters)
 
 
 def _all_reduce(tensors: list[Tensor], world_size: int) -> None:

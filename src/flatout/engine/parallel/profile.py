@@ -49,7 +49,7 @@ def _passes(task: Task, learner: Learner, parts: Sequence[tuple[object, float]])
     def note(parameter: Tensor) -> None:
         ready[id(parameter)] = time.perf_counter()
 
-    handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
+    handles = [p.register_post_accumulate_grad_hook(note) for p in parameters]  # type: ignore[no-untyped-call]
     started = time.perf_counter()
     for part, share in parts:
         with learner.precision.autocast():
