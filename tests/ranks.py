@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from training import Command, Finished, start
@@ -16,20 +15,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_ranks(
-    world_size: int, *arguments: object, cwd: Path, environment: Mapping[str, str] | None = None
-) -> list[Command]:
-    """`flatout ARGUMENTS` as so many ranks on this machine, without an agent: rank 0 keeps the store."""
+def places(world_size: int) -> list[dict[str, str]]:
+    """The environment of each rank, as torchrun would set it; rank 0 keeps the store. One process is no rank."""
+    if world_size == 1:
+        return [{}]
     shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"}
     shared |= {"MASTER_PORT": free_port()}
     return [
-        start(
-            *arguments, cwd=cwd,
-            environment={**{name: str(value) for name, value in shared.items()}, "RANK": str(rank),
-                         "LOCAL_RANK": str(rank), **(environment or {})},
-        )
+        {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
         for rank in range(world_size)
-    ]  # fmt: skip
+    ]
+
+
+def start_ranks(world_size: int, *arguments: object, cwd: Path) -> list[Command]:
+    """`flatout ARGUMENTS` as so many ranks on this machine."""
+    return [start(*arguments, cwd=cwd, environment=place) for place in places(world_size)]
 
 
 def run_ranks(world_size: int, *arguments: object, cwd: Path) -> list[Finished]:

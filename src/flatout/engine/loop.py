@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class StepRecord:
     time_unix: float
     slowest_rank: int | None = None  # the last to have its gradients
     late_seconds: float | None = None  # by how much, behind the median rank
+    bytes_sent: int | None = None  # over the ranks' interface, by this machine
+    bytes_received: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,10 @@ def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> S
     with span("other"):
         digest, loss_value = ids_digest(told.ids.numpy()), None if losses is None else losses.mean
         _advance(progress, told.samples, loss_value)
-        late = () if losses is None else (losses.slowest_rank, losses.late_seconds)
+        seen = () if losses is None else astuple(losses)[1:]
         return StepRecord(
             progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
-            time.perf_counter() - started, data_wait_seconds, time.time(), *late,
+            time.perf_counter() - started, data_wait_seconds, time.time(), *seen,
         )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ class Losses:
     mean: float
     slowest_rank: int | None = None
     late_seconds: float | None = None  # behind the median rank
+    bytes_sent: int | None = None  # by this machine over the ranks' interface since the last step that was read
+    bytes_received: int | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, absent: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        channels, values = x.shape[1], x.float()
+        channels, values = x.shape[1], _wide(x)
         own_variance, own_mean = torch.var_mean(values, (0, 2, 3), correction=0)
         own_count = own_mean.new_full((channels,), 0 if absent else x.numel() / channels)
         own = torch.stack([own_count, own_mean, own_variance]).double()
@@ -56,8 +56,8 @@ class _Normalise(torch.autograd.Function):
         count = counts.sum(0)[0].clamp(min=1)
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count
-        inverse = (variance + eps).rsqrt().float()
-        centred = (values - mean.float()[:, None, None]) * inverse[:, None, None]
+        inverse = (variance + eps).rsqrt().to(values)
+        centred = (values - mean.to(values)[:, None, None]) * inverse[:, None, None]
         ctx.save_for_backward(centred, weight, inverse, count)
         ctx.mark_non_differentiable(mean, variance, count)
         return (centred * weight[:, None, None] + bias[:, None, None]).to(x.dtype), mean, variance, count
@@ -65,10 +65,15 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         centred, weight, inverse, count = ctx.saved_tensors
-        gradient = gradient.float()
+        gradient = _wide(gradient)
         by_channel = gradient.sum((0, 2, 3)), (gradient * centred).sum((0, 2, 3))
         sums = torch.cat(by_channel).double()
         dist.all_reduce(sums)
-        mean_gradient, mean_product = (sums / count).float().chunk(2)
+        mean_gradient, mean_product = (sums / count).to(gradient).chunk(2)
         inner = gradient - mean_gradient[:, None, None] - centred * mean_product[:, None, None]
         return inner * (weight * inverse)[:, None, None], by_channel[1], by_channel[0], None, None
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Sums of 16-bit numbers need more room."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()

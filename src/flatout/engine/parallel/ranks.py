@@ -18,6 +18,7 @@ from flatout.engine.parallel.batch_norm import GlobalBatchNorm
 from flatout.engine.parallel.gradients import GradientExchange
 from flatout.engine.parallel.group import Gathering, Group
 from flatout.engine.parallel.local_steps import LocalSteps
+from flatout.engine.parallel.traffic import Traffic
 from flatout.engine.parallel.watchdog import Watchdog
 from flatout.errors import EndedBySomeRank, FlatoutError, RunFailed
 from flatout.tasks.protocol import Sums
@@ -77,6 +78,7 @@ class Ranks:
         self._first_step: int | None = None
         self._told: ToldByRanks | None = None
         self._aligned = time.perf_counter()  # when the ranks last met
+        self._traffic = Traffic(interface)
 
     # Before the first step
 
@@ -170,7 +172,7 @@ class Ranks:
         busy = [row[1] for row in rows]
         slowest = max(range(len(busy)), key=busy.__getitem__)
         mean = math.fsum(row[0] for row in rows) / len(rows)
-        return Losses(mean, slowest, busy[slowest] - statistics.median_low(busy))
+        return Losses(mean, slowest, busy[slowest] - statistics.median_low(busy), *self._traffic.since_last())
 
     def after_step(self, learner: Learner, step: int, epoch: int) -> None:
         met = True
