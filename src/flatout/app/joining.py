@@ -6,11 +6,15 @@ from contextlib import contextmanager
 
 import psutil
 import torch
+from torch import nn
 
 from flatout.config.schema import Config
 from flatout.data.budgets import share_machine
 from flatout.engine.devices import choose_device
+from flatout.engine.learner import Learner
+from flatout.engine.optimizers import build_optimizer
 from flatout.engine.parallel import Alone, Place
+from flatout.engine.parallel.batch_norm import convert
 from flatout.engine.parallel.place import find_place, interface_towards
 from flatout.engine.parallel.ranks import Ranks
 from flatout.errors import ConfigError
@@ -68,6 +72,24 @@ def check_world(config: Config, place: Place) -> None:
     if choose_device(config.device).kind == "cuda" and torch.cuda.device_count() < place.local_world_size:
         raise ConfigError(
             f"{place.local_world_size} ranks share this machine but it has {torch.cuda.device_count()} GPU(s)"
+        )
+
+
+def spread(learner: Learner, config: Config, world_size: int) -> None:
+    """Make the model ready for several devices: batch norm over all of them, weights sharded, or copies of DP."""
+    if config.parallel.mode == "dp":
+        learner.wrapped = nn.DataParallel(learner.compute, list(range(devices_per_node(config))))
+    if world_size == 1:
+        return
+    if config.parallel.sync_batchnorm:
+        convert(learner.model)
+    if config.parallel.mode == "fsdp":
+        from flatout.engine.parallel.sharding import shard
+
+        train = config.train
+        shard(learner.model, learner.device.torch.type, world_size)
+        learner.optimizer = build_optimizer(
+            learner.model, train.optimizer, train.lr, train.momentum, train.weight_decay
         )
 
 

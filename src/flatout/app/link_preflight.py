@@ -66,7 +66,9 @@ def predict(
 
 
 def _profile(ranks: Ranks, job: Job) -> StepProfile | None:
-    """Of the batch that comes first; none where a rank has no sample in it."""
+    """Of the batch that comes first; none where a rank has no sample in it, or the model cannot compute alone."""
+    if job.config.parallel.mode != "ddp":
+        return None
     batch = next(job.source.epoch(job.progress.epoch, job.progress.batch_index), None)
     if not all(ranks.group.gather(batch is not None and len(batch.sample_ids) > 0)):
         return None

@@ -12,7 +12,7 @@ import torch
 
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
-from flatout.app.joining import devices_per_node, joined, needs_launch, own_place
+from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
 from flatout.app.launching import launch_ranks
 from flatout.app.link_preflight import look_at_link, refuse_slow_link
 from flatout.app.rank_state import restore_own, save_own
@@ -35,7 +35,6 @@ from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
 from flatout.engine.parallel import Alone
-from flatout.engine.parallel.batch_norm import convert
 from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.schedules import scaled_rate
 from flatout.errors import (
@@ -105,8 +104,7 @@ def train_run(
             setup = prepare_setup(config, ranks)
             begins = fresh or not checkpoint.list_saved(directory.checkpoints)
             learner = _new_learner(setup, warm_start if begins else None)
-            if config.parallel.sync_batchnorm and ranks.world_size > 1:
-                convert(learner.model)
+            spread(learner, config, ranks.world_size)
             if fresh and ranks.rank == 0:
                 _set_aside(directory)
             return setup, learner
@@ -293,6 +291,10 @@ class _Session:
         )
         if setup.val_recipe is not None:
             self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind)
+        if config.parallel.mode == "dp":
+            self._say(
+                "WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp is faster on one machine"
+            )
         self._say(
             f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
             f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
@@ -382,6 +384,7 @@ class _Session:
     def _save(self, learner: Learner, progress: Progress) -> None:
         config, folder = self._setup.config, self._directory.checkpoints
         metric = progress.metrics.get(config.checkpoint.metric) if progress.batch_index == 0 else None
+        tensors = learner.tensors()  # on every rank: a sharded model is put together by all
         state = {
             "progress": vars(progress),
             "metric": metric,
@@ -396,7 +399,7 @@ class _Session:
         if self._ranks.rank != 0:
             return
         try:
-            checkpoint.save(folder, progress.step, learner.tensors(), state)
+            checkpoint.save(folder, progress.step, tensors, state)
             checkpoint.prune(folder, config.checkpoint.keep_top, self._setup.task.better[config.checkpoint.metric])
             self._failed_saves = 0
         except NoSpace as error:

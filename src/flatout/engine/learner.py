@@ -15,6 +15,7 @@ from flatout.engine.devices import Device
 from flatout.engine.ema import Ema
 from flatout.engine.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from flatout.engine.precision import Precision, build_precision
+from flatout.engine.whole_tensors import like, whole
 from flatout.errors import ConfigError
 from flatout.tasks.protocol import Task
 
@@ -31,8 +32,9 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next."""
-        state = {f"model/{name}": value for name, value in self.model.state_dict().items()}
-        state |= {f"optimizer/{name}": value for name, value in optimizer_tensors(self.model, self.optimizer).items()}
+        own = optimizer_tensors(self.model, self.optimizer)
+        state = {f"model/{name}": whole(value) for name, value in self.model.state_dict().items()}
+        state |= {f"optimizer/{name}": whole(value) for name, value in own.items()}
         if self.ema is not None:
             state |= {f"ema/{name}": value for name, value in self.ema.tensors().items()}
         state["rng/cpu"] = torch.get_rng_state()
@@ -97,7 +99,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"{len(wrong)} of {len(own)} tensors do not fit the model, first {wrong[0]!r}: the file has "
             f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; use the model.* the file was made with"
         )
-    model.load_state_dict(given)
+    model.load_state_dict({name: like(own[name], value) for name, value in given.items()})
 
 
 def state_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -294,7 +294,7 @@ def evaluate(job: Job) -> dict[str, float]:
     """Metrics over the whole validation split, with the averaged weights where there are any."""
     assert job.val_source is not None
     by_batch: list[Sums] = []
-    with job.learner.evaluating():
+    with job.ranks.validating(), job.learner.evaluating():
         for batch in job.val_source.epoch(0):
             inputs = job.task.to_device(batch, job.learner.device.torch)
             with job.learner.precision.autocast():

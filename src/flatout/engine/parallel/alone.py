@@ -94,6 +94,10 @@ class Parallel(Protocol):
         """All ranks hold the same weights and buffers afterwards: before a validation and before a checkpoint."""
         ...
 
+    def validating(self) -> AbstractContextManager[None]:
+        """Around a validation: ranks may have different numbers of batches."""
+        ...
+
     def in_order(self, sums: Sequence[Sums]) -> Sequence[Sums]:
         """The sums of every validation batch in the order of the batches, whoever computed them."""
         ...
@@ -132,6 +136,9 @@ class Alone:
 
     def settle(self, learner: Learner) -> None:
         pass
+
+    def validating(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def in_order(self, sums: Sequence[Sums]) -> Sequence[Sums]:
         return sums

@@ -86,7 +86,8 @@ def _nodes(group: Group, interface: str) -> tuple[Node, ...]:
     rates += [None] * (len(leaders) - len(rates))
     card = psutil.net_if_stats().get(interface)
     said = group.gather([place.host, interface, card.speed * 1e6 if card and card.speed else None])
-    return tuple(Node(*said[leader], rate) for leader, rate in zip(leaders, rates, strict=True))
+    rows = [(*said[leader], rate) for leader, rate in zip(leaders, rates, strict=True)]
+    return tuple(Node(host, name, nic, rate) for host, name, nic, rate in rows)
 
 
 def _there_and_back_seconds(leader: int, group: Group) -> float:

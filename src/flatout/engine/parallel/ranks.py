@@ -74,6 +74,7 @@ class Ranks:
         self._config = config
         self._recorder: Recorder | None = None
         self._local: LocalSteps | None = None
+        self._sharded: nn.Module | None = None  # FSDP: it exchanges gradients by itself
         self._apart = False  # local steps: gradients stay where they are
         self._first_step: int | None = None
         self._told: ToldByRanks | None = None
@@ -112,8 +113,11 @@ class Ranks:
             self.group.own_store("watch"), self.group.place, recorder, parallel.silence_seconds, end
         )
         self.watchdog.start()
-        self.gradients = GradientExchange(learner.compute, learner.model, parallel, recorder)
-        learner.wrapped = self.gradients.wrapped
+        if parallel.mode == "ddp":
+            self.gradients = GradientExchange(learner.compute, learner.model, parallel, recorder)
+            learner.wrapped = self.gradients.wrapped
+        else:
+            self._sharded = learner.model
         if parallel.local_steps is not None:
             self._local = LocalSteps(learner.model, parallel)
         self._compare(learner, "before the first step")
@@ -156,12 +160,22 @@ class Ranks:
                 module.absent = False
 
     def sync_next(self, wanted: bool) -> None:
-        assert self.gradients is not None
-        self.gradients.sync_next(wanted and not self._apart)
+        if self.gradients is not None:
+            self.gradients.sync_next(wanted and not self._apart)
+        elif self._sharded is not None:
+            from flatout.engine.parallel.sharding import sync_next
+
+            sync_next(self._sharded, wanted)
 
     def exchange(self) -> AbstractContextManager[None]:
-        assert self.gradients is not None
-        return nullcontext() if self._apart else self.gradients.exchange()
+        return nullcontext() if self._apart or self.gradients is None else self.gradients.exchange()
+
+    def validating(self) -> AbstractContextManager[None]:
+        if self._sharded is None:
+            return nullcontext()
+        from flatout.engine.parallel.sharding import gathered
+
+        return gathered(self._sharded)
 
     def losses(self, own: float) -> Losses:
         ready = self.gradients.ready if self.gradients is not None else None
@@ -271,6 +285,8 @@ class Ranks:
 
     def _compare(self, learner: Learner, when: str) -> None:
         """Ranks that do not hold the same weights train several models, and nobody would notice."""
+        if self._sharded is not None:
+            return  # each rank has its own part
         wrapped = isinstance(learner.wrapped, nn.parallel.DistributedDataParallel)
         digest = state_digest(dict(learner.model.named_parameters()))
         said = self.group.gather({"digest": digest, "wrapped": wrapped})
