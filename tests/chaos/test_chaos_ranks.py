@@ -117,9 +117,9 @@ def _train_unwrapped(place: dict[str, str], config: str, folder: str, sabotage: 
     elif place["RANK"] == "1":
         begin = Ranks.begin
 
-        def unwrapped(self: Ranks, learner: object, *rest: object) -> None:
+        def unwrapped(self: Ranks, learner: object, *rest: object, **named: object) -> None:
             compare, self._compare = self._compare, lambda *_: None
-            begin(self, learner, *rest)
+            begin(self, learner, *rest, **named)
             learner.wrapped, self._compare = learner.compute, compare
             self._compare(learner, "before the first step")
 

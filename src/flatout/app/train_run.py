@@ -422,7 +422,7 @@ class _Session:
 
     def _keep_bad_batch(self, job: Job) -> None:
         """Which samples made the loss or a gradient infinite."""
-        if job.current is not None:
+        if job.current is not None and self._ranks.rank == 0:
             whole = job.current.whole_ids
             ids = (job.current.sample_ids if whole is None else whole).tolist()
             names = [self._setup.dataset.train.names[i] for i in ids]
