@@ -17,7 +17,7 @@ from flatout.engine.parallel import Alone, Place
 from flatout.engine.parallel.batch_norm import convert
 from flatout.engine.parallel.place import find_place, interface_towards
 from flatout.engine.parallel.ranks import Ranks
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, FlatoutError, Interrupted
 
 _SEVERAL = ("ddp", "fsdp")
 
@@ -95,7 +95,7 @@ def spread(learner: Learner, config: Config, world_size: int) -> None:
 
 @contextmanager
 def joined(config: Config, place: Place | None) -> Iterator[Alone | Ranks]:
-    """The ranks of this run, met. A rank that ends with an error leaves without a farewell: the others notice."""
+    """The ranks of this run, met."""
     if place is None:
         yield Alone()
         return
@@ -118,7 +118,8 @@ def joined(config: Config, place: Place | None) -> Iterator[Alone | Ranks]:
     ranks = Ranks(config, Group(place, backend, config.parallel.collective_seconds), interface)
     try:
         yield ranks
-    except BaseException:
-        ranks.close(in_good_order=False)
+    except FlatoutError as error:
+        if error.exit_code == Interrupted.exit_code:  # all ranks agreed to stop
+            ranks.close()
         raise
-    ranks.close(in_good_order=True)
+    ranks.close()

@@ -315,7 +315,9 @@ class _Session:
         assert self._loader is not None
         ranks.foreign_failures = self._loader.quarantine.update
         ranks.begin(job.learner, self._recorder, end=lambda cause: self._lost(cause, job))
-        notes = restore_own(ranks, job.learner, self._directory.checkpoints, job.progress.step)
+        warning = ranks.group.place.warning
+        notes = [] if warning is None else [warning]
+        notes += restore_own(ranks, job.learner, self._directory.checkpoints, job.progress.step)
         if job.config.parallel.preflight:
             link, said = look_at_link(ranks, job)
             notes += said

@@ -92,6 +92,8 @@ def _wrong_parallel(config: Config) -> Iterator[str]:
     parallel = config.parallel
     if parallel.local_steps is not None and parallel.compress != "none":
         yield "parallel.local_steps exchanges weights and parallel.compress shrinks gradients; keep one of them"
+    if parallel.mode in ("ddp", "fsdp") and _has_price(config) and config.cost.count != parallel.nodes:
+        yield f"cost.count is {config.cost.count} but parallel.nodes is {parallel.nodes}: each machine is paid for"
     if parallel.mode == "dp" and config.device in ("cpu", "emulated", "mps"):
         yield f"parallel.mode is dp but device is {config.device}; dp is for several GPUs, ddp works everywhere"
     if parallel.mode == "fsdp" and (config.train.ema is not None or config.device == "emulated"):

@@ -26,6 +26,10 @@ def test_place_is_what_torchrun_says() -> None:
     assert place is not None
     assert (place.rank, place.world_size, place.local_rank, place.nodes) == (3, 4, 1, 2)
     assert find_place({}) is None
+    assert [find_place({**TORCHRUN, "MASTER_ADDR": each}).warning is None for each in ("10.0.0.1", "8.8.8.8")] == [
+        True,
+        False,
+    ]
     for wrong in ({**TORCHRUN, "RANK": "x"}, {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE")}):
         with pytest.raises(ConfigError, match="torchrun"):
             find_place(wrong)
@@ -65,6 +69,7 @@ def test_learning_rate_rules(rule: str, rate: float) -> None:
         ({"parallel.compress": "fp16"}, "parallel.mode is ddp"),
         ({"parallel.mode": "ddp", "parallel.outer_lr": 0.7}, "parallel.local_steps is set"),
         ({"parallel.mode": "ddp", "parallel.local_steps": 4, "parallel.compress": "fp16"}, "keep one of them"),
+        ({"parallel.mode": "ddp", "parallel.nodes": 2, "cost.usd_per_hour": 1}, "each machine is paid for"),
         ({"parallel.mode": "dp", "device": "cpu"}, "ddp works everywhere"),
         ({"data.global_batch": 64, "data.batch_size": 32}, "data.global_batch is not set"),
         (

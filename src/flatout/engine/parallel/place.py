@@ -4,6 +4,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import psutil
 
@@ -24,6 +25,17 @@ class Place:
     @property
     def nodes(self) -> int:
         return -(-self.world_size // self.local_world_size)
+
+    @property
+    def warning(self) -> str | None:
+        """torch's store takes orders from whoever reaches it."""
+        with suppress(OSError, ValueError):
+            if ip_address(socket.gethostbyname(self.master_address)).is_global:
+                return (
+                    f"WARNING: the ranks meet at {self.master_address}:{self.master_port}, a public address, and the "
+                    "store of torch there has no authentication; use a private network"
+                )
+        return None
 
     @property
     def host(self) -> str:

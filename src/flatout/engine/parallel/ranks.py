@@ -123,11 +123,12 @@ class Ranks:
         self._compare(learner, "before the first step")
         self._aligned = time.perf_counter()
 
-    def close(self, in_good_order: bool) -> None:
-        if self.watchdog is not None and in_good_order:
+    def close(self) -> None:
+        """All ranks are done; whoever leaves with an error instead just goes, and the others notice."""
+        if self.watchdog is not None:
             self.watchdog.close()
-        if in_good_order:
-            self.group.close()
+        self.group.gather(None)  # nobody talks to rank 0's store any more
+        self.group.close()
 
     # A step
 
