@@ -114,7 +114,7 @@ def _open(path: str, view: str, batch_size: int, workers: int | None, seconds: f
     config = load_config({"data": values}).config.data  # no samples are left on disk
     split = open_dataset(config).train
     recipe = Recipe(split, resolve_view(view), 0, min(batch_size, len(split)))
-    count = choose_workers("auto" if workers is None else workers, "cuda")
+    count = choose_workers("auto" if workers is None else workers, "cuda", recipe)
     with open_loader(recipe, config, 0) as loader:
         return Bench(loader.recipe, config, count, seconds / ROUNDS)  # the loader knows the shape of a raw view
 

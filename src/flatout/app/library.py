@@ -41,4 +41,4 @@ def open_batches(
     if batch_size > len(chosen):
         raise DataError(f"batch_size is {batch_size} but the split has {len(chosen)} samples; ask for at most that")
     recipe = Recipe(chosen, view if isinstance(view, View) else resolve_view(view), seed, batch_size, shuffle)
-    return open_loader(recipe, config, choose_workers(workers, "cuda"))
+    return open_loader(recipe, config, choose_workers(workers, "cuda", recipe))

@@ -36,7 +36,7 @@ def find_learning_rate(
     folder = out or Path("runs") / f"{folder_name(config.name)}-lr-find"
     random_state = torch.get_rng_state()
     prepare_cpu(config)
-    workers = choose_workers(config.data.workers, setup.device.kind)
+    workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
     points = []
     try:
         with Display(quiet) as display, open_loader(setup.recipe, config.data, workers) as loader:

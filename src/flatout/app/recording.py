@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flatout.app.monitoring import SystemRecords
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
-from flatout.cost import Usage, load_catalogue, usage_cost
+from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import Failure, StageSeconds
 from flatout.data.dataset import Dataset
 from flatout.engine.devices import Device
@@ -48,6 +49,7 @@ class RunRecords:
         self._earlier_parts = [each.parts for each in earlier]
         self._earlier_data = before.get("data") or {}
         self._earlier_checkpoint_seconds = (before.get("checkpoint") or {}).get("seconds") or 0.0
+        self.system = SystemRecords(directory, config, device, self.attempt)
         self._steps = Table(directory.steps, STEP_COLUMNS)
         self._epochs = Table(directory.epochs, EPOCH_COLUMNS)
         self._quarantine = Table(directory.quarantine, QUARANTINE_COLUMNS)
@@ -85,9 +87,9 @@ class RunRecords:
         epochs = effective_rows(read_table(self._directory.epochs), "epoch")
         wall_seconds = self.earlier_seconds + recorder.wall_seconds()
         parts = add_parts([*self._earlier_parts, recorder.totals()])
-        ledger = usage_cost(
-            Usage(training_seconds=wall_seconds), self._config.cost, load_catalogue(self._config.cost.prices)
-        )
+        cost = self._config.cost
+        usage = run_usage(wall_seconds, cost, self.data_totals(stages))
+        ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
         summary = {
             "run": self._config.name,
             "status": status,
@@ -111,33 +113,33 @@ class RunRecords:
             ),
             "time": {"wall_seconds": wall_seconds, "parts": parts},
             "data": self._data(stages),
-            "device_use": {
-                "busy_fraction": busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
+            **self._system_sections(
+                busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
                 if recorder.device_clock is None
-                else busy_fraction(recorder.device_seconds, recorder.wall_seconds()),
-                "utilization_mean": None,
-                "memory_peak_bytes": self._device.memory_peak_bytes(),
-                "power_watts_mean": None,
-            },
-            "network": {
-                "bytes_sent": None,
-                "bytes_received": None,
-                "peak_bits_per_second": None,
-                "link_bits_per_second": self.link.get("bits_per_second"),
-                "link_cap_bits_per_second": self.link.get("cap_bits_per_second"),
-            },
+                else busy_fraction(recorder.device_seconds, recorder.wall_seconds())
+            ),
             "checkpoint": self._checkpoint(recorder),
             "cost": ledger.to_dict(),
         }
+        write_json(self._directory.cost, ledger.to_dict())
         write_json(self._directory.summary, summary)
         return summary
 
+    def _system_sections(self, busy: float | None) -> dict[str, Any]:
+        """What the monitors say; between ranks, the link is what was measured."""
+        sections = self.system.sections(busy)
+        if self.link:
+            names = ("bits_per_second", "cap_bits_per_second")
+            sections["network"] |= {f"link_{name}": self.link.get(name) for name in names}
+        return sections
+
     def close(self) -> None:
+        self.system.close()
         for table in (self._steps, self._epochs, self._quarantine):
             table.close()
 
-    def _data(self, stages: StageSeconds) -> dict[str, Any]:
-        """Totals over all attempts."""
+    def data_totals(self, stages: StageSeconds) -> dict[str, Any]:
+        """Over all attempts; of one that was killed, what its last summary knew."""
         now = {
             "bytes_read": stages.bytes_read,
             "fetch_seconds": stages.fetch,
@@ -146,11 +148,16 @@ class RunRecords:
             "collate_seconds": stages.collate,
             "cache_hits": stages.cache_hits,
             "cache_misses": stages.cache_misses,
+            "store_requests": stages.store_requests,
+            "store_bytes": stages.store_bytes,
         }
+        return {name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()}
+
+    def _data(self, stages: StageSeconds) -> dict[str, Any]:
         return {
             "samples_total": len(self._dataset.train) + (len(self._dataset.val) if self._dataset.val else 0),
             "dataset_bytes": self._dataset.total_bytes,
-            **{name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()},
+            **self.data_totals(stages),
             "quarantined": len(self._quarantined),
         }
 

@@ -39,14 +39,13 @@ def is_interruption(reason: str) -> bool:
 
 
 def stop_reason(
-    stop: StopConfig, signals: Signals, elapsed_seconds: Callable[[], float], usd_per_hour: float | None
+    stop: StopConfig, signals: Signals, elapsed_seconds: Callable[[], float], spent_usd: Callable[[], float | None]
 ) -> str | None:
     """Why to stop now, or None."""
     if signals.received is not None:
         return f"{signals.received}; the same command resumes"
-    elapsed = elapsed_seconds()
-    if stop.max_seconds is not None and elapsed >= stop.max_seconds:
+    if stop.max_seconds is not None and elapsed_seconds() >= stop.max_seconds:
         return f"reached stop.max_seconds = {format_seconds(stop.max_seconds)}"
-    if stop.max_usd is not None and usd_per_hour is not None and elapsed / 3600 * usd_per_hour >= stop.max_usd:
+    if stop.max_usd is not None and (spent_usd() or 0.0) >= stop.max_usd:
         return f"reached stop.max_usd = {format_usd(stop.max_usd)}"
     return None

@@ -15,18 +15,21 @@ from flatout.app.environment import describe_environment
 from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
 from flatout.app.launching import launch_ranks
 from flatout.app.link_preflight import look_at_link, refuse_slow_link
+from flatout.app.monitoring import check_interface
 from flatout.app.rank_state import restore_own, save_own
 from flatout.app.recording import NoRecords, RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
 from flatout.app.stopping import Signals, is_interruption, stop_reason
+from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config, StopConfig
-from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
 from flatout.data.batch import StageSeconds
 from flatout.data.budgets import usable_cores
 from flatout.data.dataset import Dataset, open_dataset
 from flatout.data.loader import Loader, choose_workers, open_loader
 from flatout.data.prepare import Recipe
+from flatout.data.readers import store_counters
 from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
 from flatout.engine.device_clock import CudaClock
@@ -45,12 +48,13 @@ from flatout.errors import (
     Interrupted,
     NoSpace,
     NotFinite,
+    RunDirectoryError,
     RunFailed,
     StorageError,
     WorkerFailed,
 )
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import mark_failed, write_json, write_text
+from flatout.runs.directory import mark_failed, read_json, write_json, write_text
 from flatout.sampling import batch_count
 from flatout.tasks.classification import Classification
 from flatout.timeline import Recorder
@@ -101,6 +105,10 @@ def train_run(
             if ranks.rank == 0:
                 directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
                 stack.callback(directory.unlock)
+                if read_json(directory.summary).get("imported") and not fresh:
+                    raise RunDirectoryError(
+                        f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
+                    )
             setup = prepare_setup(config, ranks)
             begins = fresh or not checkpoint.list_saved(directory.checkpoints)
             learner = _new_learner(setup, warm_start if begins else None)
@@ -129,6 +137,7 @@ def _set_aside(directory: RunDirectory) -> None:
 def prepare_setup(config: Config, ranks: Alone | Ranks | None = None) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
     device = choose_device(config.device)
+    check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
@@ -190,9 +199,11 @@ class _Session:
             self._recorder.device_clock = CudaClock()
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
+        self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
+        self._others_stages = StageSeconds()
         self._failed_saves = 0
         self._stage_full_said = False
-        self._usd_per_hour = hourly_rate_usd(setup.config.cost, load_catalogue(setup.config.cost.prices))
+        self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
@@ -206,9 +217,13 @@ class _Session:
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
-        if self._ranks.rank == 0:
+        if isinstance(self._records, RunRecords):
+            self._records.system.rank_interface = getattr(self._ranks, "interface", None)
+            self._records.system.start(self._recorder.wall_seconds, self._say)
             write_text(self._directory.config, dump_config(config))
             write_json(self._directory.environment, describe_environment(setup.device))
+            attempt = Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1)
+            self._trackers.start(attempt)
         self._train(self._learner, resumed.progress)
 
     def _resume_point(self, accept_changed_data: bool) -> tuple[Resumed | None, list[str]]:
@@ -239,7 +254,7 @@ class _Session:
         try:
             job = self._ranks.together(lambda: self._job(learner, progress))
         except FlatoutError as error:  # a loader that cannot start, for want of room in /dev/shm or of an answer
-            self._records.summarise("failed", str(error), self._recorder, StageSeconds(), progress.samples_seen)
+            self._records.summarise("failed", str(error), self._recorder, self._stages(), progress.samples_seen)
             raise
         self._summarise("running", None, job)
         try:
@@ -285,16 +300,17 @@ class _Session:
 
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
-        workers = choose_workers(config.data.workers, setup.device.kind)
+        workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
         self._loader = open_loader(
             setup.recipe, config.data, workers, device_kind=setup.device.kind, recorder=self._recorder
         )
         if setup.val_recipe is not None:
-            self._val_loader = open_loader(setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind)
+            self._val_loader = open_loader(
+                setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind,
+                memory_taken=self._loader.memory_bytes,
+            )  # fmt: skip
         if config.parallel.mode == "dp":
-            self._say(
-                "WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp is faster on one machine"
-            )
+            self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
         self._say(
             f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
             f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
@@ -305,7 +321,7 @@ class _Session:
         return Job(
             config, setup.task, learner, self._loader, self._val_loader, self._recorder, progress,
             save=lambda progress: self._save(learner, progress),
-            stop_reason=lambda: stop_reason(limits, self._signals, self._elapsed_seconds, self._usd_per_hour),
+            stop_reason=lambda: stop_reason(limits, self._signals, self._elapsed_seconds, self._spent_usd),
             total_steps=setup.total_steps, ranks=self._ranks,
             peak_rate=scaled_rate(config.train.lr, config.parallel.scale_lr, self._ranks.world_size),
         )  # fmt: skip
@@ -342,10 +358,12 @@ class _Session:
             self._records_failures()
             if isinstance(record, StepRecord):
                 self._records.step(record)
+                self._trackers.step(record)
                 self._show(job, record)
             else:
-                self._share_val_failures()
+                self._hear_of_others()
                 self._records.epoch(record)
+                self._trackers.epoch(record)
                 self._say_once_if_stage_is_full()
                 self._summarise("running", None, job)
                 self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
@@ -355,9 +373,16 @@ class _Session:
                 "free some space, then the same command resumes from the one before"
             )
 
-    def _share_val_failures(self) -> None:
-        if isinstance(self._ranks, Ranks) and self._val_loader is not None:
+    def _hear_of_others(self) -> None:
+        """What the other ranks' loaders did and found, at the end of an epoch."""
+        if not isinstance(self._ranks, Ranks):
+            return
+        if self._val_loader is not None:
             self._val_loader.quarantine.update(self._ranks.share_failures(self._val_loader.quarantine))
+        said = self._ranks.group.gather(vars(self._own_stages()))
+        self._others_stages = StageSeconds()
+        for stages in said[1:]:
+            self._others_stages.add(StageSeconds(**stages))
 
     def _say_once_if_stage_is_full(self) -> None:
         log = self._loader.log if self._loader is not None else None
@@ -371,10 +396,10 @@ class _Session:
                 self._records.quarantine(split, loader.quarantine)
 
     def _show(self, job: Job, record: StepRecord) -> None:
-        spent = None if self._usd_per_hour is None else self._elapsed_seconds() / 3600 * self._usd_per_hour
         figures = step_figures(
-            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds, spent
-        )
+            record.loss, record.samples / record.step_seconds, record.data_wait_seconds / record.step_seconds,
+            self._spent_usd(),
+        )  # fmt: skip
         self._display.advance(self._title(job), record.step, job.total_steps, figures)
 
     def _title(self, job: Job) -> str:
@@ -382,6 +407,29 @@ class _Session:
 
     def _elapsed_seconds(self) -> float:
         return self._records.earlier_seconds + self._recorder.wall_seconds()
+
+    def _spent_usd(self) -> float | None:
+        """By the prices of the summary's ledger: all attempts, and requests to the store."""
+        if self._rates is None or not isinstance(self._records, RunRecords):
+            return None
+        data = self._records.data_totals(self._stages())
+        return self._rates.spent_usd(self._elapsed_seconds(), data["store_requests"], data["store_bytes"])
+
+    def _stages(self) -> StageSeconds:
+        """Of all ranks, as far as this one knows."""
+        stages = self._own_stages()
+        stages.add(self._others_stages)
+        return stages
+
+    def _own_stages(self) -> StageSeconds:
+        stages = StageSeconds()
+        for loader in (self._loader, self._val_loader):
+            if loader is not None:
+                stages.add(loader.stages)
+        own = store_counters(self._setup.dataset.train.reader)  # worker processes hand theirs over with each batch
+        stages.store_requests += own.requests
+        stages.store_bytes += own.bytes
+        return stages
 
     def _save(self, learner: Learner, progress: Progress) -> None:
         config, folder = self._setup.config, self._directory.checkpoints
@@ -432,12 +480,16 @@ class _Session:
             write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
 
     def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
-        stages = StageSeconds()
-        for loader in (self._loader, self._val_loader):
-            if loader is not None:
-                stages.add(loader.stages)
+        if not isinstance(self._records, RunRecords):
+            return
+        if status != "running":
+            self._records.system.stop()
         higher = job.task.better[job.config.checkpoint.metric] == "higher"
-        self._records.summarise(status, cause, self._recorder, stages, job.progress.samples_seen, digest, higher)
+        summary = self._records.summarise(
+            status, cause, self._recorder, self._stages(), job.progress.samples_seen, digest, higher
+        )
+        if status != "running":
+            self._trackers.finish(summary)
 
     def _say(self, text: str) -> None:
         self._display.say(text)

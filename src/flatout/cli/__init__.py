@@ -3,4 +3,17 @@
 
 def register() -> None:
     """Importing a command's file adds it to the command line."""
-    from flatout.cli import bench, config, data, demo, lr_find, pack, report, runs, train  # noqa: F401
+    from flatout.cli import (  # noqa: F401
+        bench,
+        compare,
+        config,
+        data,
+        demo,
+        import_log,
+        lr_find,
+        pack,
+        report,
+        runs,
+        suite,
+        train,
+    )

@@ -58,6 +58,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "cost.cache.usd_per_hour": (lambda c: c.cost.cache.kind == "nodes", "cost.cache.kind is nodes"),
     "cost.cache.count": (lambda c: _is_priced(c.cost.cache), "cost.cache has the price of a machine"),
     "cost.store": (lambda c: "://" in c.data.path, "data.path is in an object store"),
+    "monitor.interface": (lambda c: c.monitor.interval_seconds is not None, "monitor.interval_seconds is not null"),
     "stop.max_usd": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
 }
 

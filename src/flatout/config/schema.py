@@ -149,6 +149,8 @@ class DataConfig(Section):
     """Longest wait for one batch before the run ends with a cause."""
     cache: Annotated[Literal["off", "memory", "disk", "auto"], BeforeValidator(_word)] = "auto"
     """Keep decoded samples: in memory, on local disk, or wherever they fit."""
+    memory: Bytes | Auto = "auto"
+    """Most memory that loading may take, for batches ahead and cached samples; auto is half of what is free."""
     stage: OffAuto = "auto"
     """Copy remote data to local disk while the first epoch trains."""
     shared: OffAuto = "off"
@@ -302,6 +304,8 @@ class FunctionCostConfig(Section):
 class StoreCostConfig(Section):
     kind: Literal["s3-standard", "s3-express"] = "s3-standard"
     """Price list of the object store."""
+    reached: Literal["same-region", "other-region", "internet"] = "same-region"
+    """How the data comes to the machines; from the same region it costs nothing but the requests."""
 
 
 class DiskCostConfig(Section):
@@ -333,6 +337,13 @@ class CostConfig(Section):
     disk: DiskCostConfig = DiskCostConfig()
 
 
+class MonitorConfig(Section):
+    interval_seconds: Annotated[Seconds, Field(ge=0.1, le=3600)] | None = 1.0
+    """Time between two rows of system.csv; null records none."""
+    interface: str = "auto"
+    """Network interface of the training traffic; auto takes the one towards the data's store, or the default route."""
+
+
 class Config(Section):
     name: str = "run"
     """Name of the run; its directory is runs/<name>."""
@@ -353,3 +364,6 @@ class Config(Section):
     stop: StopConfig = StopConfig()
     parallel: ParallelConfig = ParallelConfig()
     cost: CostConfig = CostConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Where to send records besides the run directory; needs the extra `trackers`."""

@@ -1,9 +1,19 @@
 """What a run costs: dated prices, and a ledger whose lines add up to the total. Never imports torch."""
 
 from flatout.cost.catalogue import Catalogue, Price, load_catalogue
-from flatout.cost.ledger import CostLine, Ledger, Usage, hourly_rate_usd, rounded_lines, usage_cost
+from flatout.cost.ledger import (
+    CostLine,
+    Ledger,
+    SpendRates,
+    Usage,
+    hourly_rate_usd,
+    rounded_lines,
+    run_usage,
+    spend_rates,
+    usage_cost,
+)
 
 __all__ = [
-    "Catalogue", "CostLine", "Ledger", "Price", "Usage", "hourly_rate_usd", "load_catalogue", "rounded_lines",
-    "usage_cost",
+    "Catalogue", "CostLine", "Ledger", "Price", "SpendRates", "Usage", "hourly_rate_usd", "load_catalogue",
+    "rounded_lines", "run_usage", "spend_rates", "usage_cost",
 ]  # fmt: skip

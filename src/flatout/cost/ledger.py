@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import TYPE_CHECKING, Any
@@ -118,17 +118,51 @@ def usage_cost(usage: Usage, cost: CostConfig, catalogue: Catalogue) -> Ledger:
     return Ledger(tuple(lines), catalogue.dated, tuple(unpriced))
 
 
+def run_usage(wall_seconds: float, cost: CostConfig, data: Mapping[str, Any] | None = None) -> Usage:
+    """What a run used: its wall clock over all attempts, and its requests to the store (`data` of summary.json)."""
+    data = data or {}
+    coordinated = cost.coordinator.instance is not None or cost.coordinator.usd_per_hour is not None
+    cached = cost.cache.instance is not None or cost.cache.usd_per_hour is not None or cost.cache.kind != "nodes"
+    read_bytes = float(data.get("store_bytes") or 0)
+    return Usage(
+        training_seconds=wall_seconds,
+        coordinator_seconds=wall_seconds if coordinated else 0.0,
+        cache_seconds=wall_seconds if cached else 0.0,
+        gets=float(data.get("store_requests") or 0),
+        store_read_bytes=read_bytes,
+        transferred_bytes_cross_region=read_bytes if cost.store.reached == "other-region" else 0.0,
+        transferred_bytes_internet=read_bytes if cost.store.reached == "internet" else 0.0,
+    )
+
+
 def hourly_rate_usd(cost: CostConfig, catalogue: Catalogue) -> float | None:
     """What an hour costs whatever the run does: machines, their disks, coordinator and cache. None where the
     training machines have no price. An unknown instance raises, so ask before the first step."""
-    coordinated = cost.coordinator.instance is not None or cost.coordinator.usd_per_hour is not None
-    cached = cost.cache.instance is not None or cost.cache.usd_per_hour is not None or cost.cache.kind != "nodes"
-    hour = Usage(
-        training_seconds=SECONDS_PER_HOUR,
-        coordinator_seconds=SECONDS_PER_HOUR if coordinated else 0,
-        cache_seconds=SECONDS_PER_HOUR if cached else 0,
-    )
-    return usage_cost(hour, cost, catalogue).total_usd
+    return usage_cost(run_usage(SECONDS_PER_HOUR, cost), cost, catalogue).total_usd
+
+
+@dataclass(frozen=True)
+class SpendRates:
+    """Prices of what grows while a run goes on, looked up once: the bar is drawn every few milliseconds. What has no
+    price is left out, so this is the least that was spent; a limit that waited for all prices would never hold."""
+
+    usd_per_second: float
+    usd_per_request: float
+    usd_per_byte: float
+
+    def spent_usd(self, seconds: float, requests: float, read_bytes: float) -> float:
+        return seconds * self.usd_per_second + requests * self.usd_per_request + read_bytes * self.usd_per_byte
+
+
+def spend_rates(cost: CostConfig, catalogue: Catalogue) -> SpendRates | None:
+    """None where the training machines have no price."""
+    if cost.instance is None and cost.usd_per_hour is None:
+        return None
+
+    def price(seconds: float, data: Mapping[str, float]) -> float:
+        return usage_cost(run_usage(seconds, cost, data), cost, catalogue).lines_usd
+
+    return SpendRates(price(1.0, {}), price(0.0, {"store_requests": 1}), price(0.0, {"store_bytes": 1}))
 
 
 def rounded_lines(ledger: Ledger, decimals: int | None = None) -> tuple[CostLine, ...]:

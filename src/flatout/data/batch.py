@@ -24,6 +24,8 @@ class StageSeconds:
     bytes_read: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    store_requests: int = 0  # to an object store, retries included
+    store_bytes: int = 0
 
     def add(self, other: "StageSeconds") -> None:
         for name, value in vars(other).items():

@@ -1,5 +1,6 @@
 """The local batch source: keeps a pool busy a fixed number of batches ahead and hands them over in order."""
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
-from flatout.data.budgets import usable_cores
+from flatout.data.budgets import fit_batches, memory_budget_bytes, usable_cores
 from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.process_pool import ProcessPool
+from flatout.data.prepare import Recipe, prepare
+from flatout.data.process_pool import ProcessPool, worker_bytes
 from flatout.data.readers import read_source
 from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
@@ -23,6 +24,7 @@ from flatout.data.tiers import choose_cache
 from flatout.errors import DataError, StorageError, TooManyQuarantined
 from flatout.timeline import Recorder
 
+_MEASURED = 32  # samples that are prepared to choose the number of workers
 FETCHERS = 4  # batches of remote samples under way at once
 
 
@@ -42,6 +44,7 @@ class Loader:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
         self.log: SampleLog | None = None
         self.cache: SampleCache | None = None
+        self.memory_bytes = 0  # at most, for batches and cache
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch
@@ -142,8 +145,9 @@ def open_loader(
     look_ahead: bool = True,
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
+    memory_taken: int = 0,
 ) -> Loader:
-    """A loader with the workers the configuration asks for, and the stage and cache that fit."""
+    """A loader with the workers the configuration asks for, and the stage and cache that fit beside `memory_taken`."""
     kind = choose_kind(config.worker_kind, workers)
     log: SampleLog | None = None
     notes: list[str | None] = []
@@ -151,8 +155,12 @@ def open_loader(
         split, log, note = staged(recipe.split, config.stage)
         recipe, notes = replace(recipe, split=split), [note]
     recipe = _with_raw_shape(recipe)
-    cache = choose_cache(config.cache, recipe, kind)
     fetchers = FETCHERS if kind == "thread" and is_remote(recipe.split) else 0
+    wanted = 2 * workers + fetchers if config.prefetch == "auto" else config.prefetch
+    own_bytes = workers * worker_bytes(recipe) if kind == "process" else 0
+    wanted = 1 if kind == "inline" else wanted
+    prefetch, cache_bytes = _fit_memory(config, recipe, wanted, memory_taken + own_bytes)
+    cache = choose_cache(config.cache, recipe, kind, cache_bytes)
     pool: Pool
     if kind == "inline":
         pool = InlinePool(recipe, cache.store)
@@ -160,14 +168,20 @@ def open_loader(
         pool = ThreadPool(recipe, workers, cache.store, fetchers, _pinned if device_kind == "cuda" else None)
     else:
         pool = ProcessPool(recipe, workers)
-    auto_prefetch = 2 * workers + fetchers
-    prefetch = 1 if kind == "inline" else auto_prefetch if config.prefetch == "auto" else config.prefetch
     loader = Loader(
         recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead, recorder
     )
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
     loader.log, loader.cache = log, cache.store
+    loader.memory_bytes = own_bytes + (prefetch + 2) * recipe.largest_bytes() + cache.memory_bytes
     return loader
+
+
+def _fit_memory(config: DataConfig, recipe: Recipe, prefetch: int, taken: int) -> tuple[int, int]:
+    """Batches ahead, and what is left for the cache."""
+    if config.memory == "auto":
+        return prefetch, max(0, memory_budget_bytes() - taken)
+    return fit_batches(config.memory - taken, recipe.largest_bytes(), prefetch)
 
 
 def choose_kind(wanted: str, workers: int) -> str:
@@ -177,11 +191,22 @@ def choose_kind(wanted: str, workers: int) -> str:
     return ("thread" if native is not None else "process") if wanted == "auto" else wanted
 
 
-def choose_workers(wanted: int | str, device_kind: str) -> int:
-    """`auto`: one beside a CPU that trains, else every core but one, at most 16."""
+def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
+    """`auto` looks at the cores and at what preparing a few samples takes here."""
     if isinstance(wanted, int):
         return wanted
-    return 1 if device_kind == "cpu" else max(1, min(usable_cores() - 1, 16))
+    if is_remote(recipe.split):  # fetchers do the waiting
+        return workers_for(usable_cores(), device_kind, 0.0)
+    few = _with_raw_shape(replace(recipe, batch_size=min(recipe.batch_size, _MEASURED)))
+    stages = prepare(few, 0, 0, np.empty(few.shape(0), np.uint8)).stages
+    return workers_for(usable_cores(), device_kind, stages.fetch / max(stages.decode + stages.augment, 1e-6))
+
+
+def workers_for(cores: int, device_kind: str, waits_per_work: float) -> int:
+    """One beside a CPU that trains, else every core but one; more where workers mostly wait for slow files, since a
+    waiting worker needs no core. At most 16."""
+    busy = 1 if device_kind == "cpu" else max(1, cores - 1)
+    return min(16, math.ceil(busy * (1 + waits_per_work) if waits_per_work > 1 else busy))
 
 
 def _with_raw_shape(recipe: Recipe) -> Recipe:

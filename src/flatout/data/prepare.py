@@ -1,6 +1,7 @@
 """The pure function at the heart of flatout: (dataset, view, seed, epoch, index) -> batch. No torch in here,
 so that a worker process starts in a fraction of a second."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,10 @@ class Recipe:
                 taken.stop - taken.start + (2 if self.world_size > 1 else 0)
             )  # of a short batch it may be a pair more
         return (count, 3, *(self.raw_shape or (side, side)))
+
+    def largest_bytes(self) -> int:
+        """Of the images of a batch, in whichever epoch they are largest."""
+        return max(math.prod(self.shape(epoch)) for epoch in (0, *(first for first, _ in self.view.sizes)))
 
     def ids(self, epoch: int, index: int) -> NDArray[np.int64]:
         """Sample ids of one batch, as far as they are this rank's."""

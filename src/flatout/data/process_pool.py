@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 from flatout.data.batch import Prepared
 from flatout.data.pools import Buffers, Key, late
 from flatout.data.prepare import Recipe, prepare
+from flatout.data.readers import store_counters
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
 from flatout.units import format_bytes
 
 MAX_DEATHS = 3  # of workers on the same sample or batch
 _HEADER_BYTES = 4096  # holds the id of the sample being decoded
 _NO_SAMPLE = (-1).to_bytes(8, sys.byteorder, signed=True)
+_INTERPRETER_BYTES = 25 << 20
 _SLOTS = 2  # finished batches a worker may hold while the trainer is busy with a step
 
 
@@ -70,12 +72,17 @@ class _Worker:
             self.memory.close()
 
 
+def worker_bytes(recipe: Recipe) -> int:
+    """Memory of one worker: its interpreter and numpy, and the batches it may hold."""
+    return _INTERPRETER_BYTES + _SLOTS * recipe.largest_bytes()
+
+
 class ProcessPool:
     """Hands batches to the least busy worker, a few at a time, and again to another when a worker dies."""
 
     def __init__(self, recipe: Recipe, workers: int) -> None:
         self._recipe = recipe
-        self._buffer_bytes = max(int(np.prod(recipe.shape(epoch))) for epoch in _size_changes(recipe))
+        self._buffer_bytes = recipe.largest_bytes()
         self._buffers = Buffers()
         self._waiting: deque[tuple[Key, int]] = deque()
         self._done: dict[Key, Prepared | FlatoutError] = {}
@@ -170,10 +177,6 @@ class ProcessPool:
         self._workers.append(_Worker(self._recipe, self._buffer_bytes))
 
 
-def _size_changes(recipe: Recipe) -> list[int]:
-    return [0, *(first for first, _ in recipe.view.sizes)]
-
-
 def _shared_folder() -> str | None:
     return "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 (mkstemp makes a private file there)
 
@@ -216,8 +219,12 @@ def _serve(connection: Connection, memory: mmap.mmap) -> None:
 def _answer(
     recipe: Recipe, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
 ) -> Prepared | FlatoutError:
+    before = store_counters(recipe.split.reader)
     try:
         prepared = prepare(recipe, *key, images, watch=watch)
+        after = store_counters(recipe.split.reader)  # those of this process: the trainer cannot see them
+        prepared.stages.store_requests = after.requests - before.requests
+        prepared.stages.store_bytes = after.bytes - before.bytes
         prepared.images = images[:0]  # the pixels stay in the mapped buffer
         return prepared
     except FlatoutError as error:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import ObjectMissing, StorageError
+from flatout.storage.counters import StoreCounters
 from flatout.storage.protocol import Range, Store
 
 Rows = NDArray[np.int64]
@@ -37,6 +38,12 @@ def read_source(source: Source | StorageError) -> bytes | memoryview | StorageEr
         return ObjectMissing(f"{source} is not there any more")
     except OSError as error:
         return StorageError(f"{source} could not be read: {error.strerror}; check the disk or the mount")
+
+
+def store_counters(reader: Reader) -> StoreCounters:
+    """Requests of this process to the object store behind a reader; none where the kernel reads the files."""
+    counters = getattr(getattr(getattr(reader, "inner", reader), "store", None), "counters", None)
+    return counters() if counters is not None else StoreCounters()
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ class Chosen:
 
     store: SampleCache | None
     note: str
+    memory_bytes: int = 0
 
 
-def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
-    """`auto` takes memory where all decoded samples fit, else disk where they fit, else none."""
+def choose_cache(wanted: str, recipe: Recipe, worker_kind: str, memory_bytes: int | None = None) -> Chosen:
+    """`auto` takes memory where all decoded samples fit (in `memory_bytes`, by default half of what is free), else
+    disk where they fit, else none."""
     rows = int(recipe.split.rows.max(initial=-1)) + 1
     if wanted == "off":
         return Chosen(None, "cache: off (data.cache)")
@@ -35,13 +37,14 @@ def choose_cache(wanted: str, recipe: Recipe, worker_kind: str) -> Chosen:
     if worker_kind == "process":
         return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)")
     needed = _decoded_bytes(recipe)
-    memory = memory_budget_bytes()
+    memory = memory_budget_bytes() if memory_bytes is None else memory_bytes
     if wanted == "memory" or (wanted == "auto" and needed <= memory):
         capacity = min(needed, memory)
         fits = "all" if capacity == needed else f"{100 * capacity / needed:.0f} % of the"
         return Chosen(
             SampleCache(memory_arena(rows, capacity)),
             f"cache: {fits} decoded samples in memory ({format_bytes(capacity)})",
+            capacity,
         )
     folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
     disk = disk_budget_bytes(cache_folder()) + kept_bytes(folder)

@@ -1,8 +1,6 @@
 """The result of an audit for people: on the terminal, and as one self-contained page. Names come from strangers: they
 are escaped in the page and shown without their control characters everywhere."""
 
-import base64
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from flatout.reports.page import csp_hash, printable
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_seconds, format_share
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
 _TERMINAL_EXAMPLES = 3
 _PAGE_CLASSES = 300
-
-
-def printable(text: str) -> str:
-    """A name as it may be shown: what is not printable as an escape, bytes that are no UTF-8 too."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def audit_text(result: dict[str, Any]) -> RenderableType:
@@ -116,7 +110,7 @@ def audit_html(result: dict[str, Any]) -> str:
 
     here = jinja2.FileSystemLoader(Path(__file__).parent)
     pages = jinja2.Environment(loader=here, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    pages.filters |= {"printable": printable, "csp_hash": _csp_hash}
+    pages.filters |= {"printable": printable, "csp_hash": csp_hash}
     largest = max((n for split in result["splits"].values() for n in split["class_counts"].values()), default=1)
     return pages.get_template("audit.html").render(
         result=result,
@@ -125,11 +119,6 @@ def audit_html(result: dict[str, Any]) -> str:
         most_classes=_PAGE_CLASSES,
         largest=max(1, largest),
     )
-
-
-def _csp_hash(style: str) -> str:
-    """What lets this one style sheet through the page's content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(str(style).encode()).digest()).decode("ascii")
 
 
 def _class_rows(result: dict[str, Any]) -> list[tuple[str, list[int]]]:

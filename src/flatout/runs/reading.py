@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from flatout.errors import RunDirectoryError
 from flatout.runs.directory import RunDirectory, effective_rows, read_json, read_table, write_json
+from flatout.runs.rebuilding import rebuild_summary
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Run:
     def elsewhere(cls, directory: Path) -> "Run":
         """On a rank besides rank 0, which may not even see the files."""
         return cls(directory, {}, {}, {}, [], [])
+
+    @cached_property
+    def system(self) -> list[dict[str, str]]:
+        """Rows of system.csv, of all attempts; read when first asked for."""
+        return read_table(RunDirectory(self.directory).system)
 
     @property
     def name(self) -> str:
@@ -45,14 +52,19 @@ def read_run(path: Path | str) -> Run:
         config = yaml.safe_load(directory.config.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise RunDirectoryError(f"cannot read {directory.config}: {' '.join(str(error).split())}") from None
-    return Run(
-        directory.root,
-        _final_summary(directory),
-        config,
-        read_json(directory.environment),
-        effective_rows(read_table(directory.steps), "step"),
-        effective_rows(read_table(directory.epochs), "epoch"),
-    )
+    if not isinstance(config, dict):
+        raise RunDirectoryError(f"cannot read {directory.config}: it holds no keys")
+    try:
+        return Run(
+            directory.root,
+            _final_summary(directory, config),
+            config,
+            read_json(directory.environment),
+            effective_rows(read_table(directory.steps), "step"),
+            effective_rows(read_table(directory.epochs), "epoch"),
+        )
+    except (OSError, KeyError, TypeError, ValueError) as error:  # a table without its columns or numbers
+        raise RunDirectoryError(f"the records in {path} are damaged: {type(error).__name__}: {error}") from None
 
 
 def list_runs(folder: Path) -> list[Run]:
@@ -70,19 +82,13 @@ def _read_or_say(path: Path) -> Run:
         return Run(path, {"run": path.name, "status": "failed", "cause": str(error)}, {}, {}, [], [])
 
 
-def _final_summary(directory: RunDirectory) -> dict[str, Any]:
+def _final_summary(directory: RunDirectory, config: dict[str, Any]) -> dict[str, Any]:
     summary = read_json(directory.summary)
     if summary.get("status", "running") != "running":
         return summary
     if directory.in_use():
         return {"run": directory.root.name, "status": "running", **summary}
-    summary = {
-        **summary,
-        "run": summary.get("run", directory.root.name),
-        "status": "failed",
-        "cause": "the process ended without a word (killed, out of memory, or the machine went down); "
-        "the same train command resumes from the newest checkpoint",
-    }
+    summary = rebuild_summary(directory, summary, config)
     with suppress(OSError):  # a read-only copy is still readable
         write_json(directory.summary, summary)
     return summary

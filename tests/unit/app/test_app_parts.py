@@ -19,29 +19,29 @@ from flatout.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(
-    ("stop", "seconds", "usd_per_hour", "why"),
+    ("stop", "seconds", "spent_usd", "why"),
     [
         ({}, 1e9, 100.0, None),
         ({"max_seconds": 60}, 59.0, None, None),
         ({"max_seconds": 60}, 60.0, None, "reached stop.max_seconds = 1 min 00 s"),
-        ({"max_usd": 2.0}, 3600.0, 1.0, None),
-        ({"max_usd": 2.0}, 7200.0, 1.0, "reached stop.max_usd = $2.00"),
+        ({"max_usd": 2.0}, 3600.0, 1.99, None),
+        ({"max_usd": 2.0}, 3600.0, 2.0, "reached stop.max_usd = $2.00"),
         ({"max_usd": 2.0}, 1e9, None, None),
     ],
 )
 def test_limits_of_time_and_money(
-    stop: dict[str, float], seconds: float, usd_per_hour: float | None, why: str | None
+    stop: dict[str, float], seconds: float, spent_usd: float | None, why: str | None
 ) -> None:
-    assert stop_reason(StopConfig(**stop), Signals(), lambda: seconds, usd_per_hour) == why
+    assert stop_reason(StopConfig(**stop), Signals(), lambda: seconds, lambda: spent_usd) == why
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_a_signal_asks_for_an_end_and_says_how_to_go_on(number: signal.Signals, name: str) -> None:
     before = signal.getsignal(number)
     with Signals() as signals:
-        assert stop_reason(StopConfig(), signals, lambda: 0.0, None) is None
+        assert stop_reason(StopConfig(), signals, lambda: 0.0, lambda: None) is None
         os.kill(os.getpid(), number)
-        assert stop_reason(StopConfig(), signals, lambda: 0.0, None) == f"{name}; the same command resumes"
+        assert stop_reason(StopConfig(), signals, lambda: 0.0, lambda: None) == f"{name}; the same command resumes"
     assert signal.getsignal(number) is before
 
 

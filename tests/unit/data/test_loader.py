@@ -1,13 +1,16 @@
 """Whoever prepares the batches, an epoch is complete and always the same; buffers are used again, never too early."""
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from epochs import BAD, SAMPLES, expected, fingerprint, kept, loader_of, make_recipe
 
-from flatout.data.loader import Loader
+from flatout.data.dataset import Split
+from flatout.data.loader import Loader, choose_workers, workers_for
 from flatout.data.pools import Buffers, InlinePool, Key, ThreadPool
 from flatout.data.prepare import Recipe
 from flatout.errors import TooManyQuarantined
@@ -164,3 +167,25 @@ def test_too_many_unusable_samples_end_the_run(recipe: Recipe) -> None:
             list(loader.epoch(0))
         assert f"2 of {SAMPLES} samples cannot be used" in str(caught.value)
         assert any(repr(recipe.split.names[number]) in str(caught.value) for number in BAD)
+
+
+@pytest.mark.parametrize(
+    ("cores", "device", "waits", "workers"),
+    [(8, "cuda", 0.2, 7), (8, "cpu", 0.2, 1), (1, "cuda", 0.0, 1), (4, "cuda", 3.0, 12), (2, "cpu", 3.0, 4), (64, "cuda", 9.0, 16)],
+)  # fmt: skip
+def test_auto_takes_more_workers_where_they_mostly_wait(cores: int, device: str, waits: float, workers: int) -> None:
+    assert workers_for(cores, device, waits) == workers
+
+
+def test_auto_measures_how_long_reading_takes(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    assert choose_workers(5, "cuda", recipe) == 5
+    locate, clock, slept = Split.locate, time.perf_counter, [0.0]
+
+    def slow(*args: Any) -> Any:
+        slept[0] += 1000.0
+        return locate(*args)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + slept[0])
+    monkeypatch.setattr(Split, "locate", slow)
+    assert choose_workers("auto", "cuda", recipe) == 16

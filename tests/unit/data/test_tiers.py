@@ -10,12 +10,14 @@ from small_datasets import TORN, jpeg, opened, sample_files, split_of, write_fil
 
 from flatout.config.schema import DataConfig
 from flatout.data import budgets, tiers
+from flatout.data import loader as loader_module
 from flatout.data.dataset import Split
 from flatout.data.loader import open_loader
 from flatout.data.pack_writer import PackOptions, write_pack
 from flatout.data.prepare import Recipe
 from flatout.data.tiers import Chosen, choose_cache
 from flatout.data.views import SHIPPED
+from flatout.timeline.monitors.cgroup import Limits
 
 DECODED = 20 * 24 * 24 * 3  # bytes of twenty samples of 24 x 24 pixels
 
@@ -37,7 +39,8 @@ def recipe(split: Split) -> Recipe:
 
 
 def budget(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
-    monkeypatch.setattr(tiers, "memory_budget_bytes", lambda: memory)
+    for user in (tiers, loader_module):
+        monkeypatch.setattr(user, "memory_budget_bytes", lambda: memory)
     monkeypatch.setattr(tiers, "disk_budget_bytes", lambda folder: disk)
 
 
@@ -195,54 +198,24 @@ def test_a_disk_cache_serves_the_next_loader_of_the_same_process(split: Split) -
 
 # --- budgets ----------------------------------------------------------------------------------------------------------
 
-V2, V1 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/memory"
 FREE = 8 * 2**30
-LIMITS: list[tuple[dict[str, str], int]] = [
-    ({}, FREE),
-    ({f"{V2}.max": "max\n", f"{V2}.current": "123\n"}, FREE),
-    ({f"{V2}.max": "1000000\n", f"{V2}.current": "400000\n"}, 600_000),
-    ({f"{V2}.max": "1000000\n", f"{V2}.current": "1400000\n"}, 0),
-    ({f"{V2}.max": f"{2**60}\n", f"{V2}.current": "5\n"}, FREE),
-    ({f"{V2}.max": "1000000\n"}, FREE),
-    ({f"{V1}.limit_in_bytes": "1000000\n", f"{V1}.usage_in_bytes": "250000\n"}, 750_000),
-    ({f"{V1}.limit_in_bytes": "9223372036854771712\n", f"{V1}.usage_in_bytes": "250000\n"}, FREE),
-    (
-        {f"{V2}.max": "2000\n", f"{V2}.current": "0\n", f"{V1}.limit_in_bytes": "900\n", f"{V1}.usage_in_bytes": "0"},
-        900,
-    ),
-]
 
 
-class FakePath:
-    """Only these files exist."""
-
-    files: dict[str, str]
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def read_text(self, encoding: str) -> str:
-        if self.name not in self.files:
-            raise FileNotFoundError(self.name)
-        return self.files[self.name]
-
-
-@pytest.mark.parametrize(("files", "free"), LIMITS)
+@pytest.mark.parametrize(
+    ("limit", "used", "free"), [(None, None, FREE), (10**6, 400_000, 600_000), (10**6, 1_400_000, 0), (2**60, 5, FREE)]
+)
 def test_memory_is_half_of_what_the_container_leaves(
-    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], free: int
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, used: int | None, free: int
 ) -> None:
-    monkeypatch.setattr(FakePath, "files", files, raising=False)
-    monkeypatch.setattr(budgets, "Path", FakePath)
+    monkeypatch.setattr(budgets, "own_limits", lambda: Limits(limit, "/some/cgroup", None, None))
+    monkeypatch.setattr(budgets, "memory_used_bytes", lambda folder: used)
     monkeypatch.setattr(budgets.psutil, "virtual_memory", lambda: SimpleNamespace(available=FREE))
     assert budgets.memory_budget_bytes() == free // 2
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000", 8), ("150000 100000", 2), ("20000 100000", 1), ("10000000 100000", 8), ("", 8)]
-)
-def test_cores_are_those_of_the_quota(monkeypatch: pytest.MonkeyPatch, text: str, cores: int) -> None:
-    monkeypatch.setattr(FakePath, "files", {"/sys/fs/cgroup/cpu.max": text}, raising=False)
-    monkeypatch.setattr(budgets, "Path", FakePath)
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (1.5, 2), (0.2, 1), (100.0, 8)])
+def test_cores_are_those_of_the_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int) -> None:
+    monkeypatch.setattr(budgets, "own_limits", lambda: Limits(None, None, quota, None))
     monkeypatch.setattr(budgets.os, "sched_getaffinity", lambda pid: set(range(8)))
     assert budgets.usable_cores() == cores
 

@@ -1,0 +1,107 @@
+"""Starts the monitors of one attempt and turns their rows into system.csv and the summary's sections."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from flatout.config.schema import Config
+from flatout.data.budgets import cache_folder
+from flatout.engine.devices import Device
+from flatout.errors import ConfigError
+from flatout.runs.directory import RunDirectory, Table, read_table
+from flatout.runs.system import SYSTEM_COLUMNS, SystemTotals
+from flatout.storage.credentials import s3_endpoint
+from flatout.timeline.monitors import Cell, Monitor, Reader
+from flatout.timeline.monitors.cgroup import own_limits
+from flatout.timeline.monitors.cpu import CpuReader
+from flatout.timeline.monitors.disk import DiskReader
+from flatout.timeline.monitors.gpu import GpuReader
+from flatout.timeline.monitors.memory import MemoryReader
+from flatout.timeline.monitors.net import NetReader, interface_names, interface_to
+from flatout.timeline.monitors.processes import ProcessTree
+
+
+class SystemRecords:
+    """The monitors of one run, this attempt's and what earlier ones wrote. None with the monitor off."""
+
+    def __init__(self, directory: RunDirectory, config: Config, device: Device, attempt: int) -> None:
+        self._directory = directory
+        self._config = config
+        self._device = device
+        self._attempt = attempt
+        self._totals = SystemTotals(read_table(directory.system))
+        self._table = Table(directory.system, SYSTEM_COLUMNS)
+        self._lock = threading.Lock()  # rows come from the monitor's thread
+        self._monitor: Monitor | None = None
+        self.rank_interface: str | None = None  # that leads to the other ranks, where there are any
+
+    def start(self, clock: Callable[[], float], note: Callable[[str], None]) -> None:
+        interval = self._config.monitor.interval_seconds
+        if interval is not None:
+            self._monitor = Monitor(self._readers(), self._write, note, clock, interval).start()
+
+    def latest(self) -> dict[str, Cell] | None:
+        return self._monitor.latest() if self._monitor is not None else None
+
+    def stop(self) -> None:
+        if self._monitor is not None:
+            self._monitor.stop()
+
+    def close(self) -> None:
+        self.stop()
+        self._table.close()
+
+    def sections(self, busy_fraction: float | None) -> dict[str, Any]:
+        """Parts of summary.json, over all attempts; null where there is no reading."""
+        described = self._monitor.description if self._monitor is not None else {}
+        with self._lock:
+            host = self._totals.host(described)
+            network = self._totals.network(described.get("net", {}))
+            use = {"busy_fraction": busy_fraction, **self._totals.device_use(), "memory_peak_of": "device"}
+        if self._device.kind == "cpu":
+            use |= {"memory_peak_bytes": host["rss_peak_bytes"], "memory_peak_of": "process tree"}
+        elif (tensors := self._device.memory_peak_bytes()) is not None:
+            use |= {"memory_peak_bytes": tensors, "memory_peak_of": "tensors"}
+        return {"device_use": use, "network": network, "host": host}
+
+    def _write(self, row: dict[str, Cell]) -> None:
+        whole = {"attempt": self._attempt, **row}
+        self._table.append(whole)
+        with self._lock:
+            self._totals.add(whole)
+
+    def _readers(self) -> dict[str, Callable[[], Reader]]:
+        tree, limits, data = ProcessTree(), own_limits(), self._config.data.path
+        held = cache_folder() if "://" in data else Path(os.path.expanduser(data))  # remote data is staged there
+        folders = {"data": held, "run": self._directory.root}
+        wanted = self._config.monitor.interface
+        interface = self.rank_interface if wanted == "auto" and self.rank_interface is not None else wanted
+        readers: dict[str, Callable[[], Reader]] = {
+            "cpu": lambda: CpuReader(tree, limits),
+            "memory": lambda: MemoryReader(tree, limits),
+            "disk": lambda: DiskReader(folders),
+            "net": lambda: NetReader(interface_to(_store_host(data)) if interface == "auto" else interface),
+        }
+        if self._device.kind == "cuda":
+            uuid = f"GPU-{torch.cuda.get_device_properties(self._device.torch).uuid}"
+            readers["gpu"] = lambda: GpuReader([uuid])
+        return readers
+
+
+def check_interface(config: Config) -> None:
+    wanted, known = config.monitor.interface, interface_names()
+    if wanted != "auto" and wanted not in known:
+        raise ConfigError(
+            f"monitor.interface is {wanted!r} but this machine has {', '.join(known)}; use one of them or auto"
+        )
+
+
+def _store_host(path: str) -> str | None:
+    """Where the data comes from, as far as it is known without asking anybody."""
+    endpoint = s3_endpoint({}, os.environ) if path.startswith("s3://") else None
+    return None if endpoint is None else urlsplit(endpoint).hostname

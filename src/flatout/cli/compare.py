@@ -1,0 +1,31 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, copied from anywhere.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="PATH", help="Write a page with charts as well.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put runs side by side, differences first; the first is what the others are compared with.
+
+    Says at the top what may not be compared: other data, an emulated device, another task, a run that did not end.
+
+    Example:  flatout compare runs/baseline runs/more-workers --html compare.html
+    """
+    from flatout.app.compare_runs import compare_runs, print_comparison
+
+    found = compare_runs(runs, html)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_comparison(found, html)

@@ -1,0 +1,302 @@
+"""Charts as inline SVG: series in, Markup out. Text stays readable at any width, because only the curves stretch.
+
+page.js adds values under the pointer and switches for series; without it every chart is complete.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from flatout.reports.page import joined, printable, shown
+
+MOST_POINTS = 1000  # per series: more than a screen has pixels to show
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points by ascending x; None (or a value that is not finite) leaves a gap."""
+
+    name: str
+    points: Sequence[Point]
+    style: str = ""  # a colour class of page.css; by position where empty
+    faint: bool = False
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """One stretch of a strip, in the units of its axis."""
+
+    start: float
+    length: float
+    style: str
+    title: str
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most about `most` points, with the lowest and highest of every stretch kept: a spike is never lost."""
+    finite = [(x, y if y is not None and math.isfinite(y) else None) for x, y in points]
+    if len(finite) <= most:
+        return finite
+    size = 2 * len(finite) / most
+    kept: list[Point] = []
+    for number in range(most // 2):
+        stretch = range(int(number * size), int((number + 1) * size))
+        rated = [(y, i) for i in stretch if (y := finite[i][1]) is not None]
+        chosen = {min(rated)[1], max(rated)[1]} if rated else {stretch[0]}
+        kept += [finite[i] for i in sorted(chosen)]
+    return kept
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round values from `low` to `high`."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / wanted
+    unit = 10.0 ** math.floor(math.log10(rough))
+    stride = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
+    first = math.ceil(low / stride - 1e-9)
+    return [n * stride for n in range(first, math.floor(high / stride + 1e-9) + 1)]
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    x_label: str,
+    unit: str = "",
+    note: str = "",
+    from_zero: bool = False,
+    marks: Sequence[tuple[float, str]] = (),
+    height: int = 190,
+    scatter: bool = False,
+) -> Markup:
+    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines."""
+    drawn = [Series(s.name, thin(s.points), s.style or f"s{i % 8}", s.faint, s.dots) for i, s in enumerate(series)]
+    values = [y for s in drawn for _, y in s.points if y is not None]
+    if not values:
+        return Markup("")
+    xs = [x for s in drawn for x, _ in s.points]
+    frame = _Frame(min(xs), max(xs), *_extent(values, from_zero), height)
+    groups = joined(_curve(i, s, frame, scatter) for i, s in enumerate(drawn))
+    lines = joined(_mark(frame, x, name) for x, name in marks)
+    return _figure(title, note, _summary(title, drawn, unit), frame, Markup("{}{}").format(lines, groups),
+                   _data(drawn, frame, x_label, unit), _switches(drawn), x_label, unit)  # fmt: skip
+
+
+def scatter_chart(
+    title: str, points: Sequence[Point], x_label: str, y_label: str, unit: str = "", note: str = ""
+) -> Markup:
+    """One dot per point, thinned evenly."""
+    ordered = sorted((p for p in points if p[1] is not None), key=lambda p: p[0])
+    stride = max(1, math.ceil(len(ordered) / MOST_POINTS))
+    return line_chart(title, [Series(y_label, ordered[::stride])], x_label, unit, note, from_zero=True, scatter=True)
+
+
+def area_chart(
+    title: str, bins: Sequence[dict[str, float]], extent: tuple[float, float], x_label: str, note: str = ""
+) -> Markup:
+    """What every stretch of equal length consists of, stacked; names are colour classes, values shares of 1."""
+    if not bins:
+        return Markup("")
+    names = [name for name in dict.fromkeys(n for each in bins for n in each) if any(each.get(name) for each in bins)]
+    frame = _Frame(*extent, 0.0, 100.0, 150)
+    below, paths, width = [0.0] * len(bins), [], 1000 / len(bins)
+    for name in names:
+        above = [low + 100 * each.get(name, 0.0) for low, each in zip(below, bins, strict=True)]
+        paths.append(Markup('<path class="{0} block" d="{1}"><title>{2}</title></path>').format(
+            name, _band(below, above, width, frame), name.replace("_", " ")))  # fmt: skip
+        below = above
+    keys = _keys((name, name.replace("_", " "), "") for name in names)
+    return _figure(title, note, f"{title}: {', '.join(names)}", frame, joined(paths), None, keys, x_label, " %")
+
+
+def _band(below: Sequence[float], above: Sequence[float], width: float, frame: "_Frame") -> str:
+    """Steps along the top from left to right, back along the bottom."""
+    top = " ".join(f"L{n * width:.1f} {frame.y(v):.1f}H{(n + 1) * width:.1f}" for n, v in enumerate(above))
+    bottom = " ".join(
+        f"L{(n + 1) * width:.1f} {frame.y(below[n]):.1f}H{n * width:.1f}" for n in reversed(range(len(below)))
+    )
+    return f"M0 {frame.y(above[0]):.1f}{top} {bottom}Z"
+
+
+def strips(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Block], str]],
+    extent: tuple[float, float],
+    unit: str = "",
+    note: str = "",
+    kind: str = "",
+    keys: Iterable[tuple[str, str, str]] = (),
+) -> Markup:
+    """Rows of blocks on one axis: name, blocks, figure at the right. Serves ledgers and lanes alike."""
+    if not rows:
+        return Markup("")
+    low, high = extent
+    row = Markup('<span class="name" title="{0}">{0}</span>{1}<span class="dim">{2}</span>')
+    body = joined(row.format(printable(name), _strip(name, blocks, low, high), figure) for name, blocks, figure in rows)
+    at = [(100 * (t - low) / ((high - low) or 1), f"{t - low:g}{unit}") for t in ticks(low, high, 4)] if unit else []
+    labels = joined(
+        Markup('<text x="{:.2f}%" y="12" text-anchor="{}">{}</text>').format(x, _anchor(x), t) for x, t in at
+    )
+    axis = Markup('<span></span><span class="axis"><svg aria-hidden="true">{}</svg></span><span></span>').format(labels)
+    return Markup('<figure class="{}"><figcaption>{}{}</figcaption><div class="strips">{}{}</div>{}</figure>').format(
+        kind, shown(title), _small(note), body, axis if at else "", _keys(keys))  # fmt: skip
+
+
+def stacked(parts: dict[str, float], whole: float, write: Callable[[float], str]) -> list[Block]:
+    """The parts of one whole, one after the other."""
+    blocks, at = [], 0.0
+    for name, value in parts.items():
+        if value > 0:
+            label = name.replace("_", " ")
+            share = f", {100 * value / whole:.1f} %" if whole else ""
+            blocks.append(Block(at, value, name, f"{label}: {write(value)}{share}"))
+        at += max(0.0, value)
+    return blocks
+
+
+def _strip(name: str, blocks: Sequence[Block], low: float, high: float) -> Markup:
+    scale = 1000 / ((high - low) or 1)
+    rect = Markup('<rect class="{} block" x="{:.2f}" y="0" width="{:.2f}" height="20"><title>{}</title></rect>')
+    rects = joined(
+        rect.format(b.style, (b.start - low) * scale, max(0.4, b.length * scale), printable(b.title)) for b in blocks
+    )
+    words = "; ".join(b.title for b in blocks[:12])
+    return Markup('<svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>').format(
+        printable(f"{name}: {words}"), rects)  # fmt: skip
+
+
+class _Frame:
+    """Where values fall in a plot 1000 units wide."""
+
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, height: int) -> None:
+        self.x_low, self.x_high, self.y_low, self.y_high, self.height = x_low, x_high, y_low, y_high, height
+
+    def x(self, value: float) -> float:
+        return 1000 * (value - self.x_low) / (self.x_high - self.x_low) if self.x_high > self.x_low else 500.0
+
+    def y(self, value: float) -> float:
+        return self.height * (1 - (value - self.y_low) / (self.y_high - self.y_low))
+
+
+def _extent(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    low = min(0.0, low) if from_zero else low
+    room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    return (low if low >= 0 and low - room < 0 else low - room, high + room)
+
+
+def _curve(number: int, series: Series, frame: _Frame, scatter: bool) -> Markup:
+    at = [(frame.x(x), None if y is None else frame.y(y)) for x, y in series.points]
+    line, gap = [], True
+    for x, y in at:
+        if y is not None:
+            line.append(f"{'M' if gap else 'L'}{x:.1f} {y:.1f}")
+        gap = y is None
+    dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in at if y is not None)
+    path = Markup('<path class="{}" d="{}"/>')
+    curve = Markup("") if scatter else path.format("curve", "".join(line))
+    points = path.format("dots", dots) if scatter or series.dots or len(at) == 1 else Markup("")
+    classes = f"{series.style}{' faint' if series.faint else ''}{' scatter' if scatter else ''}"
+    return Markup('<g class="{}" data-series="{}">{}{}</g>').format(classes, number, curve, points)
+
+
+def _mark(frame: _Frame, x: float, name: str) -> Markup:
+    path = Markup('<path class="grid" d="M{0:.1f} 0V{1}"><title>{2}</title></path>')
+    return path.format(frame.x(x), frame.height, printable(name))
+
+
+def _figure(
+    title: str, note: str, label: str, frame: _Frame, inner: Markup, data: str | None, legend: Markup, x_label: str,
+    unit: str,
+) -> Markup:  # fmt: skip
+    chart = Markup(' data-chart="{}"').format(data) if data else Markup("")
+    tools = Markup('<line class="cursor" y1="0" y2="{}"/>').format(frame.height)
+    return Markup(
+        '<figure{chart}><figcaption>{title}{note}</figcaption><div class="plot">{y_axis}'
+        '<div class="area"{focus}><svg height="{height}" viewBox="0 0 1000 {height}" preserveAspectRatio="none" '
+        'role="img" aria-label="{label}">{grid}{inner}{tools}</svg></div>{x_axis}<div class="tip" hidden></div></div>'
+        "{legend}</figure>"
+    ).format(
+        chart=chart, title=shown(title), note=_small(note), y_axis=_y_axis(frame, unit), height=frame.height,
+        label=printable(label), grid=_grid(frame), inner=inner, tools=tools, legend=legend,
+        x_axis=_x_axis(frame, x_label), focus=Markup(' tabindex="0"') if data else "",
+    )  # fmt: skip
+
+
+def _grid(frame: _Frame) -> Markup:
+    lines = "".join(f"M0 {frame.y(t):.1f}H1000" for t in ticks(frame.y_low, frame.y_high, 4))
+    return Markup('<path class="grid" d="{}"/>').format(lines)
+
+
+def _y_axis(frame: _Frame, unit: str) -> Markup:
+    text = Markup('<text x="50" y="{:.1f}" text-anchor="end">{}</text>')
+    marks = ticks(frame.y_low, frame.y_high, 4)
+    labels = joined(text.format(frame.y(t) + 4, f"{t:.6g}{unit}") for t in marks)
+    return Markup('<svg height="{}" aria-hidden="true">{}</svg>').format(frame.height, labels)
+
+
+def _x_axis(frame: _Frame, x_label: str) -> Markup:
+    marks = ticks(frame.x_low, frame.x_high, 5)
+    at = [(frame.x(t) / 10, f"{t:,.6g}") for t in marks]
+    text = Markup('<text x="{:.2f}%" y="14" text-anchor="{}">{}</text>')
+    labels = joined(text.format(x, _anchor(x), t) for x, t in at)
+    name = Markup('<text x="50%" y="29" text-anchor="middle">{}</text>').format(printable(x_label))
+    return Markup('<svg class="x" height="32" aria-hidden="true">{}{}</svg>').format(labels, name)
+
+
+def _anchor(percent: float) -> str:
+    return "start" if percent < 2 else "end" if percent > 98 else "middle"
+
+
+def _small(note: str) -> Markup:
+    return Markup(' <span class="dim">{}</span>').format(shown(note)) if note else Markup("")
+
+
+def _keys(entries: Iterable[tuple[str, str, str]]) -> Markup:
+    """A legend without switches: colour class, name, figure."""
+    item = Markup(
+        '<li class="{}"><span class="key"></span><span class="label">{}</span><span class="figure">{}</span></li>'
+    )
+    items = joined(item.format(style, shown(name), shown(figure)) for style, name, figure in entries)
+    return Markup('<ul class="legend">{}</ul>').format(items) if items else Markup("")
+
+
+def _switches(series: Sequence[Series]) -> Markup:
+    if len(series) < 2:
+        return Markup("")
+    item = Markup(
+        '<li class="{}"><button type="button" data-toggle="{}" aria-pressed="true"><span class="key"></span>'
+        '<span class="label">{}</span></button></li>'
+    )
+    items = joined(item.format(s.style, i, shown(s.name)) for i, s in enumerate(series))
+    return Markup('<ul class="legend" aria-label="Series">{}</ul>').format(items)
+
+
+def _data(series: Sequence[Series], frame: _Frame, x_label: str, unit: str) -> str:
+    points = [{"name": printable(s.name), "points": [[_short(x), _short(y)] for x, y in s.points]} for s in series]
+    values = {"x": [frame.x_low, frame.x_high], "x_label": printable(x_label), "unit": unit, "series": points}
+    return json.dumps(values, separators=(",", ":"), allow_nan=False)
+
+
+def _short(value: float | None) -> float | int | None:
+    """Six digits are enough to read, and a fraction of the bytes."""
+    if value is None:
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def _summary(title: str, series: Sequence[Series], unit: str) -> str:
+    """What a screen reader says instead of the picture."""
+    words = []
+    for each in series:
+        values = [y for _, y in each.points if y is not None]
+        if values:
+            words.append(f"{each.name} from {values[0]:.4g}{unit} to {values[-1]:.4g}{unit}, "
+                         f"lowest {min(values):.4g}{unit}, highest {max(values):.4g}{unit}")  # fmt: skip
+    return f"{title}: {'; '.join(words)}"

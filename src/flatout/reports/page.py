@@ -1,0 +1,154 @@
+"""The shell of every page flatout writes: one file that opens offline, in light and dark, on a phone, without a mouse.
+
+Content is `Markup`: whatever else is put into it is escaped. Nothing but the page's own style and script may run or
+load (content security policy), so a name made to attack stays text even where escaping were forgotten.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+_PAGE = Markup("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src '{style_hash}'; \
+script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+{body}
+<script>{script}</script>
+</body>
+</html>
+""")
+
+
+def page(title: str, body: Markup) -> str:
+    """A whole document; `body` holds <header>, <main> and <footer>."""
+    # our own files, not anybody's words
+    style, script = (Markup((Path(__file__).parent / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
+    return str(
+        _PAGE.format(
+            title=printable(title), body=body, style=style, script=script, style_hash=csp_hash(style),
+            script_hash=csp_hash(script),
+        )
+    )  # fmt: skip
+
+
+def csp_hash(content: str) -> str:
+    """What lets this one style sheet or script through the content security policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")
+
+
+def printable(text: str) -> str:
+    """A name as it may be shown: what is not printable as an escape, bytes that are no UTF-8 too."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shown(value: Any) -> Markup:
+    """Any value as safe text; Markup as it is, nothing as n/a."""
+    if isinstance(value, Markup):
+        return value
+    return escape("n/a" if value is None else printable(str(value)))
+
+
+def joined(pieces: Iterable[Markup]) -> Markup:
+    return Markup("\n").join(pieces)
+
+
+def section(title: str, *content: Markup, anchor: str = "") -> Markup:
+    """A card with a heading; without content nothing at all."""
+    filled = [each for each in content if each]
+    if not filled:
+        return Markup("")
+    name = anchor or "".join(c if c.isalnum() else "-" for c in title.lower())
+    body = Markup('<section id="{}" aria-labelledby="{}-h">\n<h2 id="{}-h">{}</h2>\n{}\n</section>')
+    return body.format(name, name, name, shown(title), joined(filled))
+
+
+def paragraph(value: Any, kind: str = "") -> Markup:
+    """`kind` is a class of page.css: dim, lead."""
+    return Markup('<p class="{}">{}</p>').format(kind, shown(value))
+
+
+def note(value: Any, kind: str = "warn") -> Markup:
+    """A box that stands out: good, warn or bad."""
+    return Markup('<div class="note {}" role="note"><p>{}</p></div>').format(kind, shown(value))
+
+
+def pill(text: str, kind: str = "") -> Markup:
+    return Markup('<span class="pill {}">{}</span>').format(kind, shown(text))
+
+
+def tiles(rows: Iterable[tuple[str, Any, Any]]) -> Markup:
+    """The few figures that matter most: name, value, a small remark (or an empty string)."""
+    tile = Markup('<div><dt>{}</dt><dd><span class="value">{}</span><span class="small">{}</span></dd></div>')
+    return Markup('<dl class="tiles">{}</dl>').format(
+        joined(tile.format(shown(name), shown(value), shown(small)) for name, value, small in rows)
+    )
+
+
+def pairs(rows: Iterable[tuple[Any, Any]]) -> Markup:
+    """Questions and their answers, or names and their values."""
+    pair = Markup("<dt>{}</dt><dd>{}</dd>")
+    return Markup('<dl class="answers">{}</dl>').format(joined(pair.format(shown(a), shown(b)) for a, b in rows))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", total: bool = False) -> Markup:
+    """Cells may be Markup; a cell that starts with a digit, a sign or $ stands to the right. `total`: the last row."""
+    lines = [[shown(cell) for cell in row] for row in rows]
+    if not lines:
+        return Markup("")
+    right = [all(_is_figure(line[i]) for line in lines) for i in range(len(header))]
+    head = joined(_COLUMN.format(_kind(figure), shown(name)) for name, figure in zip(header, right, strict=True))
+    body = joined(_row(line, right, total and n == len(lines) - 1) for n, line in enumerate(lines))
+    return Markup(
+        '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>{}<thead><tr>{}</tr></thead>\n'
+        "<tbody>\n{}\n</tbody></table></div>"
+    ).format(
+        caption or ", ".join(header), Markup("<caption>{}</caption>").format(caption) if caption else "", head, body
+    )
+
+
+_COLUMN = Markup('<th scope="col" class="{}">{}</th>')
+_FIRST = Markup('<th scope="row" class="{}">{}</th>')
+_CELL = Markup('<td class="{}">{}</td>')
+
+
+def _row(cells: Sequence[Markup], right: Sequence[bool], total: bool) -> Markup:
+    first = _FIRST.format(_kind(right[0]), cells[0])
+    rest = joined(_CELL.format(_kind(figure), cell) for cell, figure in zip(cells[1:], right[1:], strict=True))
+    return Markup('<tr class="{}">{}{}</tr>').format("total" if total else "", first, rest)
+
+
+def _kind(figure: bool) -> str:
+    return "number" if figure else "text"
+
+
+def _is_figure(cell: Markup) -> bool:
+    return cell == "n/a" or cell == "" or cell[:1] in "+-−$." or cell[:1].isdigit()
+
+
+def folded(title: str, *content: Markup) -> Markup:
+    """Content that opens on demand."""
+    return Markup("<details><summary>{}</summary>{}</details>").format(shown(title), joined(content))
+
+
+def preformatted(text: str) -> Markup:
+    lines = "\n".join(printable(line) for line in text.split("\n"))
+    return Markup('<pre tabindex="0">{}</pre>').format(lines)
+
+
+def navigation(anchors: Iterable[tuple[str, str]]) -> Markup:
+    """Links to sections: anchor, text."""
+    links = joined(Markup('<a href="#{}">{}</a>').format(anchor, shown(text)) for anchor, text in anchors)
+    return Markup('<nav aria-label="Sections">{}</nav>').format(links)

@@ -1,0 +1,44 @@
+"""The summary of a run whose process was killed, from the files it left: up to the last finished span and step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.runs.directory import RunDirectory, effective_rows, read_table
+from flatout.runs.summary import accuracy, add_parts, higher_is_better, throughput
+from flatout.timeline.merge import read_attempts
+
+KILLED = (
+    "the process ended without a word (killed, out of memory, or the machine went down); "
+    "the same train command resumes from the newest checkpoint"
+)
+
+
+def rebuild_summary(directory: RunDirectory, before: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the last summary said, with everything that the other files know better. `cost` is left to the room that
+    knows prices (cost/settling.py): what the run last wrote down would leave out the time up to the kill."""
+    steps = effective_rows(read_table(directory.steps), "step")
+    epochs = effective_rows(read_table(directory.epochs), "epoch")
+    attempts = read_attempts(directory.spans / "rank0.jsonl")
+    metric = (config.get("checkpoint") or {}).get("metric") or "top1"
+    parts = add_parts([each.parts for each in attempts])
+    wall_seconds = sum(each.wall_seconds for each in attempts)
+    return {
+        **before,
+        "run": before.get("run") or config.get("name") or directory.root.name,
+        "status": "failed",
+        "cause": KILLED,
+        "attempts": max(int(before.get("attempts") or 0), len(attempts)),
+        "samples_seen": sum(int(row["samples"]) for row in steps),
+        "accuracy": {**(before.get("accuracy") or {}), **accuracy(epochs, metric, higher_is_better(metric))},
+        "throughput": throughput([float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]),
+        "time": {**(before.get("time") or {}), **({"wall_seconds": wall_seconds, "parts": parts} if attempts else {})},
+        "data": {**(before.get("data") or {}), "quarantined": len(read_table(directory.quarantine))},
+        "checkpoint": _checkpoint(directory, parts),
+        "cost": None,
+    }
+
+
+def _checkpoint(directory: RunDirectory, parts: Mapping[str, float]) -> dict[str, Any]:
+    files = [path for path in directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
+    sizes = [path.stat().st_size for path in files]
+    return {"files": len(files), "bytes": sum(sizes), "seconds": parts.get("checkpoint", 0.0)}

@@ -1,0 +1,49 @@
+"""Reads a rank's span file row by row: the main thread's spans, work in parallel lanes, and values over time."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Started(NamedTuple):
+    """An attempt begins; the rows that follow count their seconds from here."""
+
+    attempt: int
+    started_unix: float
+
+
+class Row(NamedTuple):
+    """One span (`own` less than `seconds` where spans are inside it) or, with a `value`, one reading."""
+
+    lane: str  # empty for the main thread
+    name: str
+    step: int
+    start: float
+    seconds: float
+    own: float
+    value: float | None
+
+
+def read_rows(path: Path) -> Iterator[Started | Row]:
+    """Rows in file order. A line cut short by a kill, or of a kind not known here, is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                yield _row(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue
+
+
+def _row(values: dict[str, Any]) -> Started | Row:
+    if "attempt" in values and "name" not in values:
+        return Started(int(values["attempt"]), float(values["started_unix"]))
+    lane, seconds = str(values.get("lane", "")), float(values.get("seconds", 0.0))
+    own = float(values.get("own", seconds) if lane else values["own"])
+    value = values.get("value")
+    return Row(
+        lane, str(values["name"]), int(values.get("step") or 0), float(values["start"]), seconds, own,
+        None if value is None else float(value),
+    )  # fmt: skip
