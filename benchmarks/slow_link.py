@@ -57,7 +57,7 @@ def speed(only: list[str], rate: str) -> dict[str, Any]:
             skipped = 4 if "powersgd_start_step" in parallel else 1
             config = write_recipe(
                 work / f"{row}.yaml", work / "data", name=row, device="emulated", emulated=COMPUTE, threads=1,
-                data={"path": str(work / "data"), "view": "small", "eval_view": "plain", "batch_size": BATCH * factor, "workers": 1},
+                data__batch_size=BATCH * factor, data__workers=1,
                 model={"name": "resnet18", "stem": "small", "width": 1.0},
                 train={"epochs": 20, "max_steps": steps + skipped, "accumulate": factor, "lr": 0.05},
                 checkpoint={"every_epochs": 100}, parallel={"mode": "ddp", "nodes": 2, **parallel},
@@ -96,7 +96,7 @@ def accuracy(only: list[str], seeds: int, data: Path) -> dict[str, Any]:
                 config = write_recipe(
                     work / "config.yaml", data, name=f"{row}-{seed}", threads=1,
                     views={"small": {"base": "train-64", "size": 32, "pad": 4}, "plain": {"base": "eval-64", "size": 32}},
-                    data={"path": str(data), "view": "small", "eval_view": "plain", "batch_size": 32, "workers": 0},
+                    data__batch_size=32,
                     model={"name": "resnet18", "stem": "small", "width": 0.125}, checkpoint={"every_epochs": 100},
                     train={"epochs": 6, "lr": 0.1, "seed": seed}, validate={"every_epochs": 6},
                     parallel={"mode": "ddp", "devices": 2, "preflight": False, **ACCURACY_STEPS[row]},

@@ -94,6 +94,7 @@ def train_run(
     config = load_config(source, overrides).config
     directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
     place = own_place(config)
+    fresh = fresh and (place is None or place.attempt == 0)  # ranks that are started again go on
     if needs_launch(config, place):
         options = {"run": str(directory.root.absolute()), "fresh": fresh, "accept_changed_data": accept_changed_data,
                    "warm_start": None if warm_start is None else str(warm_start), "quiet": quiet}  # fmt: skip

@@ -183,8 +183,11 @@ class Ranks:
         busy_seconds = (time.perf_counter() if ready is None else ready) - self._aligned
         with self._span("communication"):
             rows = self.group.begin_gather([own, busy_seconds]).rows()
-        self._aligned = time.perf_counter()
         busy = [row[1] for row in rows]
+        if self.rank == 0 and self._recorder is not None:
+            for rank, seconds in enumerate(busy):
+                self._recorder.lane("arrival", f"rank {rank}", self._aligned, seconds)
+        self._aligned = time.perf_counter()
         slowest = max(range(len(busy)), key=busy.__getitem__)
         mean = math.fsum(row[0] for row in rows) / len(rows)
         return Losses(mean, slowest, busy[slowest] - statistics.median_low(busy), *self._traffic.since_last())
