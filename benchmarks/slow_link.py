@@ -2,6 +2,7 @@
 
     python benchmarks/slow_link.py speed              # needs root: two network namespaces, a veth pair, tc tbf
     python benchmarks/slow_link.py accuracy           # two ranks that really train, on the CPU of this machine
+    python benchmarks/slow_link.py report             # the tables, from the figures kept so far
 
 Each part can be run for some of its rows (--only fp16,local-32), to keep the machine for a few minutes at a time; rows
 are merged into the JSON file of the day.
@@ -113,9 +114,31 @@ def accuracy(only: list[str], seeds: int, data: Path) -> dict[str, Any]:
     return found
 
 
+def report(found: dict[str, Any]) -> str:
+    """The tables of the results page, from the JSON alone."""
+    speeds, accuracies = found.get("speed", {}), found.get("accuracy", {})
+    lines = [
+        "| setting | step | samples/s | per sample, against plain DDP | sent per sample | predicted step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row, each in speeds.items():
+        factor = each["samples_per_second"] / speeds["plain"]["samples_per_second"]
+        lines.append(
+            f"| {row} | {each['step_seconds']:.3f} s ({each['spread'][0]:.2f} to {each['spread'][1]:.2f}) | "
+            f"{each['samples_per_second']:.1f} | {factor:.1f}x | {each['bytes_sent_per_sample'] / 1e3:.0f} kB | "
+            f"{each['predicted_step_seconds']:.3f} s |"
+        )
+    lines += ["", "| setting | top-1 of each seed | mean |", "|---|---|---|"]
+    for row, values in accuracies.items():
+        lines.append(
+            f"| {row} | {', '.join(f'{100 * each:.1f} %' for each in values)} | {100 * statistics.mean(values):.1f} % |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["speed", "accuracy"])
+    parser.add_argument("part", choices=["speed", "accuracy", "report"])
     parser.add_argument("--only", default="")
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--seeds", type=int, default=3)
@@ -124,6 +147,9 @@ def main() -> None:
         "--out", type=Path, default=ROOT / "benchmarks/results" / f"{time.strftime('%Y-%m-%d')}-slow-link.json"
     )
     options = parser.parse_args()
+    if options.part == "report":
+        print(report(json.loads(options.out.read_text())))
+        return
     rows = options.only.split(",") if options.only else list(ROWS if options.part == "speed" else ACCURACY_STEPS)
     found = speed(rows, options.rate) if options.part == "speed" else accuracy(rows, options.seeds, options.data)
     before = json.loads(options.out.read_text()) if options.out.exists() else {}

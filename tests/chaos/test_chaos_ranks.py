@@ -22,7 +22,7 @@ from training import (
 )
 
 KILLS = int(os.environ.get("FLATOUT_RANK_KILLS", "2"))  # `make soak-ranks` asks for 20
-DDP = {"parallel__mode": "ddp", "parallel__devices": 2, "parallel__preflight": False, "parallel__silence_seconds": 4}
+DDP = {"parallel__mode": "ddp", "parallel__devices": 2, "parallel__preflight": False}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,8 @@ def test_a_killed_rank_is_named(work: Path, shapes: Path, undisturbed: Path, vic
 
 
 def test_a_stopped_rank_is_detected_with_its_last_span_and_stack(work: Path, shapes: Path) -> None:
-    config, run = write_recipe(work / "tiny.yaml", shapes, **DDP, train__epochs=1000), work / "runs" / "tiny"
+    options = {**DDP, "parallel__silence_seconds": 4, "train__epochs": 1000}
+    config, run = write_recipe(work / "tiny.yaml", shapes, **options), work / "runs" / "tiny"
     running = start_ranks(2, "train", config, cwd=work)
     wait_until(lambda: row_count(run) >= 60 or not running[1].running, "steps, and several signs of life")
     running[1].send(signal.SIGSTOP)
