@@ -59,6 +59,7 @@ class _Normalise(torch.autograd.Function):
         inverse = (variance + eps).rsqrt().to(values)
         centred = (values - mean.to(values)[:, None, None]) * inverse[:, None, None]
         ctx.save_for_backward(centred, weight, inverse, count)
+        ctx.absent = absent
         ctx.mark_non_differentiable(mean, variance, count)
         return (centred * weight[:, None, None] + bias[:, None, None]).to(x.dtype), mean, variance, count
 
@@ -71,6 +72,8 @@ class _Normalise(torch.autograd.Function):
         dist.all_reduce(sums)
         mean_gradient, mean_product = (sums / count).to(gradient).chunk(2)
         inner = gradient - mean_gradient[:, None, None] - centred * mean_product[:, None, None]
+        if ctx.absent:  # its made-up sample was no part of the means
+            inner = torch.zeros_like(gradient)
         return inner * (weight * inverse)[:, None, None], by_channel[1], by_channel[0], None, None
 
 
