@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,9 @@ BATCH = (
 COMPUTE = {"base_seconds": 0.010, "seconds_per_sample": 0.0017}
 
 
-def speed(only: list[str], rate: str) -> dict[str, Any]:
+def speed(only: list[str], rate: str) -> Iterator[tuple[str, Any]]:
     if (reason := why_not()) is not None:
         sys.exit(f"slow_link: {reason}")
-    found = {}
     with tempfile.TemporaryDirectory() as name, two_nodes(rate) as nodes:
         work = Path(name)
         for _ in make_shapes(work / "data", 4, 1400, 16, 4):
@@ -69,14 +69,12 @@ def speed(only: list[str], rate: str) -> dict[str, Any]:
             link = json.loads((work / "runs" / row / "link.json").read_text())
             seconds = [float(each["step_seconds"]) for each in rows]
             samples = sum(int(each["samples"]) for each in rows)
-            found[row] = {
+            yield row, {
                 "step_seconds": statistics.mean(seconds), "spread": [min(seconds), max(seconds)],
                 "samples_per_second": samples / sum(seconds), "steps": len(rows),
                 "bytes_sent_per_sample": sum(int(each["bytes_sent"]) for each in rows) / samples,
                 "predicted_step_seconds": link["predicted"]["step_seconds"], "link_bits_per_second": link["bits_per_second"],
             }  # fmt: skip
-            print(row, json.dumps(found[row]), flush=True)
-    return found
 
 
 ACCURACY_STEPS = {"plain": {}, "fp16": {"compress": "fp16"}, "powersgd-4": {"compress": "powersgd", "powersgd_start_step": 20},
@@ -84,15 +82,15 @@ ACCURACY_STEPS = {"plain": {}, "fp16": {"compress": "fp16"}, "powersgd-4": {"com
                   "diloco-32": {"local_steps": 32, "local_from_epoch": 1, "outer_lr": 0.7, "outer_momentum": 0.9}}  # fmt: skip
 
 
-def accuracy(only: list[str], seeds: int, data: Path) -> dict[str, Any]:
+def accuracy(only: list[str], seeds: int, data: Path) -> Iterator[tuple[str, Any]]:
     """Shapes, a narrow ResNet-18, the same recipe and global batch for every row."""
-    found: dict[str, Any] = {}
     if not data.exists():
         for _ in make_shapes(data, 10, 300, 32, 100):
             pass
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         for row in only:
+            reached = []
             for seed in range(seeds):
                 config = write_recipe(
                     work / "config.yaml", data, name=f"{row}-{seed}", threads=1,
@@ -108,10 +106,9 @@ def accuracy(only: list[str], seeds: int, data: Path) -> dict[str, Any]:
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
                 assert done.returncode == 0, done.stderr
-                top1 = json.loads(done.stdout)["accuracy"]["top1"]
-                found.setdefault(row, []).append(top1)
-                print(row, seed, top1, f"{time.perf_counter() - started:.0f} s", flush=True)
-    return found
+                reached.append(json.loads(done.stdout)["accuracy"]["top1"])
+                print(row, seed, reached[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
+            yield row, reached
 
 
 def report(found: dict[str, Any]) -> str:
@@ -151,11 +148,13 @@ def main() -> None:
         print(report(json.loads(options.out.read_text())))
         return
     rows = options.only.split(",") if options.only else list(ROWS if options.part == "speed" else ACCURACY_STEPS)
-    found = speed(rows, options.rate) if options.part == "speed" else accuracy(rows, options.seeds, options.data)
-    before = json.loads(options.out.read_text()) if options.out.exists() else {}
     part = options.part if options.rate == "100mbit" else f"{options.part}-{options.rate}"
-    before[part] = {**before.get(part, {}), **found}
-    options.out.write_text(json.dumps(before, indent=1) + "\n")
+    measured = speed(rows, options.rate) if options.part == "speed" else accuracy(rows, options.seeds, options.data)
+    for row, figures in measured:
+        kept = json.loads(options.out.read_text()) if options.out.exists() else {}
+        kept.setdefault(part, {})[row] = figures
+        options.out.write_text(json.dumps(kept, indent=1) + "\n")
+        print(row, json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":
