@@ -157,19 +157,3 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all(work: Path, shapes: Pat
     assert [each.code for each in ended] == [1, 1]
     assert "not finite" in ended[0].last_line or "the loss is" in ended[0].last_line
     assert (work / "runs" / "tiny" / "bad_batch.json").exists()
-
-
-def test_the_command_restarts_a_killed_rank_itself(work: Path, shapes: Path) -> None:
-    """parallel.max_restarts: the same without torchrun."""
-    from training import start
-
-    options = {**DDP, "parallel__max_restarts": 1, "train__epochs": 2}
-    config, run = write_recipe(work / "tiny.yaml", shapes, **options), work / "runs" / "tiny"
-    running = start("train", config, cwd=work)
-    wait_until(lambda: row_count(run) >= 5 or not running.running, "some steps")
-    ranks = [each for each in running.children() if "one_rank" in " ".join(each.cmdline())]
-    ranks[0].kill()
-    finished = running.wait()
-    assert finished.code == 0, finished.err
-    assert_ledger(run, batch_size=16)
-    assert summary(run)["attempts"] == 2
