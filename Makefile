@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium
+SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium iproute2
 
-.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts bench-predictions bench-tune
+.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts \
+        bench-predictions bench-tune bench-ranks soak-ranks
 
 demo: install
 	$(BIN)/flatout demo
@@ -45,6 +46,16 @@ fuzz: install
 # Measured results go to benchmarks/results/, dated, with the command.
 bench-loop: install
 	$(BIN)/python benchmarks/loop_overhead.py
+
+# Two nodes over 100 Mb/s (needs root), two ranks that really train, and the cost of flatout's loop over bare DDP.
+bench-ranks: install
+	$(BIN)/python benchmarks/slow_link.py speed
+	$(BIN)/python benchmarks/slow_link.py accuracy
+	$(BIN)/python benchmarks/ddp_overhead.py
+
+# kill -9 of a random rank under torchrun, 20 times; `make test` does it twice.
+soak-ranks: install
+	FLATOUT_RANK_KILLS=20 $(BIN)/python -m pytest tests/chaos/test_chaos_ranks.py -k torchrun
 
 # Peers live in their own environments under BENCH (several GB); a peer that does not install is listed as such.
 BENCH ?= /tmp/flatout-bench

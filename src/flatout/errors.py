@@ -67,6 +67,15 @@ class NotFinite(RunFailed):
     """A loss or a gradient is NaN or infinite."""
 
 
+class EndedBySomeRank(FlatoutError):
+    """A rank's error as another process passes it on; `quiet` where that rank says it itself."""
+
+    def __init__(self, message: str, exit_code: int = 1, quiet: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.quiet = quiet
+
+
 class CheckpointCorrupt(FlatoutError):
     """A checkpoint does not match its digest."""
 

@@ -38,6 +38,7 @@ class SystemRecords:
         self._table = Table(directory.system, SYSTEM_COLUMNS)
         self._lock = threading.Lock()  # rows come from the monitor's thread
         self._monitor: Monitor | None = None
+        self.rank_interface: str | None = None  # that leads to the other ranks, where there are any
 
     def start(self, clock: Callable[[], float], note: Callable[[str], None]) -> None:
         interval = self._config.monitor.interval_seconds
@@ -78,7 +79,8 @@ class SystemRecords:
         tree, limits, data = ProcessTree(), own_limits(), self._config.data.path
         held = cache_folder() if "://" in data else Path(os.path.expanduser(data))  # remote data is staged there
         folders = {"data": held, "run": self._directory.root}
-        interface = self._config.monitor.interface
+        wanted = self._config.monitor.interface
+        interface = self.rank_interface if wanted == "auto" and self.rank_interface is not None else wanted
         readers: dict[str, Callable[[], Reader]] = {
             "cpu": lambda: CpuReader(tree, limits),
             "memory": lambda: MemoryReader(tree, limits),

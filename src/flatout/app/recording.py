@@ -38,7 +38,11 @@ _IMPORTED_UNIX = time.time()  # torch and all else that is heavy is loaded befor
 class RunRecords:
     """The growing tables of one run, over all its attempts."""
 
-    def __init__(self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device) -> None:
+    def __init__(
+        self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device, world_size: int = 1
+    ) -> None:
+        self._world_size = world_size
+        self.link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
         self._directory = directory
         self._config = config
         self._dataset = dataset
@@ -97,8 +101,12 @@ class RunRecords:
             "status": status,
             "cause": cause,
             "updated_unix": time.time(),
-            "device": {"name": self._device.name, "emulated": self._device.kind == "emulated", "count": 1},
-            "world_size": 1,
+            "device": {
+                "name": self._device.name,
+                "emulated": self._device.kind == "emulated",
+                "count": self._world_size,
+            },
+            "world_size": self._world_size,
             "config_digest": config_digest(self._config),
             "data_fingerprint": self._dataset.fingerprint,
             "state_digest": state_digest,
@@ -112,7 +120,7 @@ class RunRecords:
             ),
             "time": {"wall_seconds": wall_seconds, "parts": parts, "import_seconds": _import_seconds(recorder)},
             "data": self._data(stages),
-            **self.system.sections(
+            **self._system_sections(
                 busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
                 if recorder.device_clock is None
                 else busy_fraction(recorder.device_seconds, recorder.wall_seconds())
@@ -124,6 +132,14 @@ class RunRecords:
         write_json(self._directory.cost, ledger.to_dict())
         write_json(self._directory.summary, summary)
         return summary
+
+    def _system_sections(self, busy: float | None) -> dict[str, Any]:
+        """What the monitors say; between ranks, the link is what was measured."""
+        sections = self.system.sections(busy)
+        if self.link:
+            names = ("bits_per_second", "cap_bits_per_second")
+            sections["network"] |= {f"link_{name}": self.link.get(name) for name in names}
+        return sections
 
     def close(self) -> None:
         self.system.close()
@@ -197,3 +213,26 @@ def _store_answers(reader: Reader) -> dict[str, Any]:
         "store_request_seconds_p50": counted.seconds_at(0.5),
         "store_request_seconds_p99": counted.seconds_at(0.99),
     }
+
+
+class NoRecords:
+    """What a rank besides rank 0 writes into the run's tables: nothing."""
+
+    attempt = 0
+    completed = False
+    earlier_seconds = 0.0
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def epoch(self, record: EpochRecord) -> None:
+        pass
+
+    def quarantine(self, split: str, failures: Mapping[int, Failure]) -> None:
+        pass
+
+    def summarise(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -10,6 +10,8 @@ from flatout.config.schema import Config
 from flatout.data.dataset import Dataset
 from flatout.engine import checkpoint
 from flatout.engine.loop import Progress
+from flatout.engine.parallel import Alone
+from flatout.engine.parallel.ranks import Ranks
 from flatout.errors import ConfigError, DataError
 from flatout.runs import RunDirectory
 
@@ -24,6 +26,7 @@ class Resumed:
     data_fingerprint: str | None = None
     train_samples: int | None = None
     previous: Config | None = None
+    global_batch: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -39,19 +42,28 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(
         progress, found.tensors, found.state["precision"], found.state["data_fingerprint"],
-        found.state["samples"]["train"], previous, tuple(notes),
+        found.state["samples"]["train"], previous, _global_batch(found.state, previous), tuple(notes),
     )  # fmt: skip
 
 
-def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool) -> list[str]:
+def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:
+    """Checkpoints before there were ranks do not say it."""
+    before = previous.data.batch_size if previous is not None else None
+    return int(state["global_batch"]) if "global_batch" in state else before
+
+
+def check_compatible(
+    resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool, global_batch: int
+) -> list[str]:
     """Refuse what would silently train something else than the user thinks; returns a note on what was accepted."""
     if resumed.tensors is None:
         return []
     old = resumed.previous
-    if old is not None and resumed.progress.batch_index and old.data.batch_size != config.data.batch_size:
+    if resumed.global_batch is not None and resumed.progress.batch_index and resumed.global_batch != global_batch:
+        key = "batch_size" if config.parallel.mode == "single" and config.data.global_batch is None else "global_batch"
         raise ConfigError(
-            f"data.batch_size changed from {old.data.batch_size} to {config.data.batch_size} in the middle of epoch "
-            f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {old.data.batch_size} "
+            f"data.{key} changed from {resumed.global_batch} to {global_batch} in the middle of epoch "
+            f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {resumed.global_batch} "
             "until the epoch ends, or use --fresh"
         )
     if old is not None and old.train.seed != config.train.seed:
@@ -68,6 +80,17 @@ def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_
     if not accept_changed_data:
         raise DataError(f"{changed}; restore it, start with --fresh, or go on with --accept-changed-data")
     return [f"{changed}; accepted with --accept-changed-data"]
+
+
+def shared(resumed: Resumed | None, ranks: Alone | Ranks) -> Resumed:
+    """Rank 0's resume point on every rank: one agreed step, and no need for all to read its disk."""
+    if isinstance(ranks, Alone):
+        assert resumed is not None
+        return resumed
+    own = Resumed(Progress()) if resumed is None else resumed
+    told = ranks.group.from_main([vars(own.progress), own.precision, own.tensors is not None])
+    tensors = ranks.group.tensors_from_main(own.tensors) if told[2] else None
+    return own if resumed is not None else Resumed(Progress(**told[0]), tensors, told[1])
 
 
 def _changes(old: Config, new: Config) -> list[str]:

@@ -33,6 +33,11 @@ class Signals:
         self.received = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
 
 
+def is_interruption(reason: str) -> bool:
+    """Whether a reason to stop, perhaps another rank's, is a signal."""
+    return reason.startswith(("Ctrl-C", "SIGTERM"))
+
+
 def stop_reason(
     stop: StopConfig, signals: Signals, elapsed_seconds: Callable[[], float], spent_usd: Callable[[], float | None]
 ) -> str | None:

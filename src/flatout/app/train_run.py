@@ -12,13 +12,17 @@ import torch
 
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
+from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
+from flatout.app.launching import launch_ranks
+from flatout.app.link_preflight import look_at_link, refuse_slow_link
 from flatout.app.monitoring import check_interface
-from flatout.app.recording import RunRecords
-from flatout.app.resuming import Resumed, check_compatible, find_resume_point
-from flatout.app.stopping import Signals, stop_reason
+from flatout.app.rank_state import restore_own, save_own
+from flatout.app.recording import NoRecords, RunRecords
+from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
+from flatout.app.stopping import Signals, is_interruption, stop_reason
 from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
-from flatout.config.schema import Config
+from flatout.config.schema import Config, StopConfig
 from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
 from flatout.data.batch import StageSeconds
 from flatout.data.budgets import usable_cores
@@ -34,9 +38,13 @@ from flatout.engine.devices import Device, choose_device, keep_freed_memory
 from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
+from flatout.engine.parallel import Alone
+from flatout.engine.parallel.ranks import Ranks
+from flatout.engine.schedules import scaled_rate
 from flatout.errors import (
     ConfigError,
     DataError,
+    EndedBySomeRank,
     FlatoutError,
     Interrupted,
     NoSpace,
@@ -47,7 +55,7 @@ from flatout.errors import (
     WorkerFailed,
 )
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import read_json, write_json, write_text
+from flatout.runs.directory import mark_failed, read_json, write_json, write_text
 from flatout.sampling import batch_count
 from flatout.tasks.classification import Classification
 from flatout.timeline import Recorder
@@ -66,6 +74,7 @@ class Setup:
     recipe: Recipe
     val_recipe: Recipe | None
     total_steps: int
+    global_batch: int
 
 
 def train_run(
@@ -85,24 +94,38 @@ def train_run(
     started = None if whole_process else time.perf_counter()
     config = load_config(source, overrides).config
     directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
-    with ExitStack() as stack:
-        directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
-        stack.callback(directory.unlock)
-        if read_json(directory.summary).get("imported") and not fresh:
-            raise RunDirectoryError(
-                f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
-            )
-        setup = prepare_setup(config)
-        begins = fresh or not checkpoint.list_saved(directory.checkpoints)
-        learner = _new_learner(setup, warm_start if begins else None)
-        if fresh:
-            _set_aside(directory)
-        display = stack.enter_context(Display(quiet))
+    place = own_place(config)
+    fresh = fresh and (place is None or place.attempt == 0)  # ranks that are started again go on
+    if needs_launch(config, place):
+        options = {"run": str(directory.root.absolute()), "fresh": fresh, "accept_changed_data": accept_changed_data,
+                   "warm_start": None if warm_start is None else str(warm_start), "quiet": quiet}  # fmt: skip
+        launch_ranks(config, devices_per_node(config), directory, options)
+        return read_run(directory.root)
+    with joined(config, place) as ranks, ExitStack() as stack:
+
+        def prepare() -> tuple[Setup, Learner]:
+            if ranks.rank == 0:
+                directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
+                stack.callback(directory.unlock)
+                if read_json(directory.summary).get("imported") and not fresh:
+                    raise RunDirectoryError(
+                        f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
+                    )
+            setup = prepare_setup(config, ranks)
+            begins = fresh or not checkpoint.list_saved(directory.checkpoints)
+            learner = _new_learner(setup, warm_start if begins else None)
+            spread(learner, config, ranks.world_size)
+            if fresh and ranks.rank == 0:
+                _set_aside(directory)
+            return setup, learner
+
+        setup, learner = ranks.together(prepare)
+        display = stack.enter_context(Display(quiet or ranks.rank != 0))
         signals = stack.enter_context(Signals())
-        session = _Session(setup, learner, directory, display, signals)
+        session = _Session(setup, learner, directory, display, signals, ranks)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data, started)
-    return read_run(directory.root)
+    return read_run(directory.root) if ranks.rank == 0 else Run.elsewhere(directory.root)
 
 
 def _set_aside(directory: RunDirectory) -> None:
@@ -113,7 +136,7 @@ def _set_aside(directory: RunDirectory) -> None:
     directory.lock()
 
 
-def prepare_setup(config: Config) -> Setup:
+def prepare_setup(config: Config, ranks: Alone | Ranks | None = None) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
     device = choose_device(config.device)
     check_interface(config)
@@ -121,20 +144,28 @@ def prepare_setup(config: Config) -> Setup:
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
     samples = len(dataset.train)
-    if config.data.batch_size > samples:
+    rank, world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
+    key = "batch_size" if config.data.global_batch is None else "global_batch"
+    global_batch = config.data.global_batch or config.data.batch_size * world_size
+    if global_batch > samples:
+        on_ranks = f" on each of {world_size} ranks" if key == "batch_size" and world_size > 1 else ""
         raise DataError(
-            f"data.batch_size is {config.data.batch_size} but the training split has {samples} samples; "
-            f"set data.batch_size to at most {samples}"
+            f"data.{key} is {getattr(config.data, key)}{on_ranks} but the training split has {samples} samples; "
+            f"set data.{key} to at most {samples // world_size if on_ranks else samples}"
         )
     if len(dataset.classes) < 2:
         raise DataError(f"the dataset has {len(dataset.classes)} class; a classifier needs at least 2")
-    recipe = Recipe(dataset.train, view, config.train.seed, config.data.batch_size)
-    val_size = config.validate_.batch_size or config.data.batch_size
-    val_recipe = Recipe(dataset.val, eval_view, 0, val_size, shuffle=False) if dataset.val is not None else None
+    recipe = Recipe(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
+    val_size = config.validate_.batch_size or config.data.global_batch or config.data.batch_size
+    val_recipe = None
+    if dataset.val is not None:
+        val_recipe = Recipe(
+            dataset.val, eval_view, 0, val_size, shuffle=False, rank=rank, world_size=world_size, whole_batches=True
+        )
     task = Classification(config, len(dataset.classes), view, eval_view)
-    total = config.train.epochs * batch_count(samples, config.data.batch_size)
+    total = config.train.epochs * batch_count(samples, global_batch)
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
-    return Setup(config, dataset, device, task, recipe, val_recipe, total)
+    return Setup(config, dataset, device, task, recipe, val_recipe, total, global_batch)
 
 
 def folder_name(name: str) -> str:
@@ -147,20 +178,31 @@ class _Session:
     """One attempt at a run: owns what must be closed, whatever happens."""
 
     def __init__(
-        self, setup: Setup, learner: Learner, directory: RunDirectory, display: Display, signals: Signals
+        self,
+        setup: Setup,
+        learner: Learner,
+        directory: RunDirectory,
+        display: Display,
+        signals: Signals,
+        ranks: Alone | Ranks,
     ) -> None:
         self._setup = setup
         self._learner = learner
         self._directory = directory
         self._display = display
         self._signals = signals
-        self._records = RunRecords(directory, setup.config, setup.dataset, setup.device)
-        self._recorder = Recorder(directory.spans / "rank0.jsonl", self._records.attempt)
+        self._ranks = ranks
+        self._records: RunRecords | NoRecords = NoRecords()
+        if ranks.rank == 0:
+            self._records = RunRecords(directory, setup.config, setup.dataset, setup.device, ranks.world_size)
+        attempt = ranks.from_main(self._records.attempt)
+        self._recorder = Recorder(directory.spans / f"rank{ranks.rank}.jsonl", attempt)
         if setup.device.kind == "cuda":
             self._recorder.device_clock = CudaClock()
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
-        self._trackers = Trackers(setup.config.trackers, self._say)
+        self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
+        self._others_stages = StageSeconds()
         self._failed_saves = 0
         self._stage_full_said = False
         self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
@@ -168,22 +210,40 @@ class _Session:
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
-        resumed = find_resume_point(self._directory, config)
-        accepted = check_compatible(resumed, config, setup.dataset, accept_changed_data)
-        if self._records.completed and nothing_left(resumed.progress, config):
+        found, accepted = self._ranks.together(lambda: self._resume_point(accept_changed_data))
+        resumed = shared(found, self._ranks)
+        if self._ranks.from_main(self._records.completed) and nothing_left(resumed.progress, config):
             self._say(f"{self._directory.root} is complete: {resumed.progress.step} of {setup.total_steps} steps; "
                       "raise train.epochs to go on, or use --fresh to start anew")  # fmt: skip
             return
-        restored = _restore(self._learner, resumed, warm_start)
-        _require_space(self._directory, self._learner)
+        restored = self._ranks.together(lambda: self._prepare_to_train(resumed, warm_start))
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
-        self._records.system.start(self._recorder.wall_seconds, self._say)
-        write_text(self._directory.config, dump_config(config))
-        write_json(self._directory.environment, describe_environment(setup.device))
-        self._trackers.start(Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1))
+        if isinstance(self._records, RunRecords):
+            self._records.system.rank_interface = getattr(self._ranks, "interface", None)
+            self._records.system.start(self._recorder.wall_seconds, self._say)
+            write_text(self._directory.config, dump_config(config))
+            write_json(self._directory.environment, describe_environment(setup.device))
+            attempt = Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1)
+            self._trackers.start(attempt)
         self._train(self._learner, resumed.progress)
+
+    def _resume_point(self, accept_changed_data: bool) -> tuple[Resumed | None, list[str]]:
+        """Rank 0's disk decides."""
+        if self._ranks.rank != 0:
+            return None, []
+        config = self._setup.config
+        found = find_resume_point(self._directory, config)
+        return found, check_compatible(
+            found, config, self._setup.dataset, accept_changed_data, self._setup.global_batch
+        )
+
+    def _prepare_to_train(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
+        notes = _restore(self._learner, resumed, warm_start)
+        if self._ranks.rank == 0:
+            _require_space(self._directory, self._learner)
+        return notes
 
     def close(self) -> None:
         for loader in (self._loader, self._val_loader):
@@ -195,32 +255,40 @@ class _Session:
 
     def _train(self, learner: Learner, progress: Progress) -> None:
         try:
-            job = self._job(learner, progress)
+            job = self._ranks.together(lambda: self._job(learner, progress))
         except FlatoutError as error:  # a loader that cannot start, for want of room in /dev/shm or of an answer
             self._records.summarise("failed", str(error), self._recorder, self._stages(), progress.samples_seen)
             raise
         self._summarise("running", None, job)
         try:
+            if isinstance(self._ranks, Ranks):
+                self._begin(self._ranks, job)
             self._follow(job)
         except BaseException as error:
             if isinstance(error, NotFinite):
                 self._keep_bad_batch(job)
-            elif isinstance(error, StorageError | WorkerFailed):
+            elif isinstance(error, StorageError | WorkerFailed) and isinstance(self._ranks, Alone):
                 self._save(learner, job.progress)  # the weights are good: nothing of the epoch so far is lost
             cause = error if isinstance(error, FlatoutError) else self._explained(error, job)
             self._fail(job, f"{type(error).__name__}: {error}" if cause is None else str(cause))
+            if cause is not None and self._ranks.rank != 0:
+                raise EndedBySomeRank(str(cause), cause.exit_code, quiet=not self._main_is_gone()) from None
             if cause is None or cause is error:
                 raise
             raise cause from None
         with self._recorder.span("other"):
             digest = state_digest(learner.tensors())
             self._summarise("completed" if job.stopped is None else "stopped", job.stopped, job, digest)
-        if self._signals.received is not None:
+        if job.stopped is not None and is_interruption(job.stopped):
+            if self._ranks.rank != 0:
+                raise EndedBySomeRank(job.stopped, Interrupted.exit_code, quiet=True)
             raise Interrupted(f"stopped by {job.stopped}")
 
     def _explained(self, error: BaseException, job: Job) -> RunFailed | None:
         """What a user can do about an error of torch or the system; None for a bug."""
         batch_size = self._setup.config.data.batch_size
+        if isinstance(self._ranks, Ranks) and (blamed := self._ranks.explain(error)) is not None:
+            return RunFailed(f"training ended after step {job.progress.step}: {blamed}; the same command resumes")
         if isinstance(error, torch.OutOfMemoryError):
             return RunFailed(
                 f"the device ran out of memory with data.batch_size = {batch_size}: {str(error).splitlines()[0]}; "
@@ -244,18 +312,46 @@ class _Session:
                 setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind,
                 memory_taken=self._loader.memory_bytes,
             )  # fmt: skip
+        if config.parallel.mode == "dp":
+            self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
         self._say(
             f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
             f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
         )
         for note in self._loader.notes:
             self._say(note)
+        limits = config.stop if self._ranks.rank == 0 else StopConfig()  # rank 0 keeps the time and the money
         return Job(
             config, setup.task, learner, self._loader, self._val_loader, self._recorder, progress,
             save=lambda progress: self._save(learner, progress),
-            stop_reason=lambda: stop_reason(config.stop, self._signals, self._elapsed_seconds, self._spent_usd),
-            total_steps=setup.total_steps,
+            stop_reason=lambda: stop_reason(limits, self._signals, self._elapsed_seconds, self._spent_usd),
+            total_steps=setup.total_steps, ranks=self._ranks,
+            peak_rate=scaled_rate(config.train.lr, config.parallel.scale_lr, self._ranks.world_size),
         )  # fmt: skip
+
+    def _begin(self, ranks: Ranks, job: Job) -> None:
+        """From here on the ranks watch each other."""
+        assert self._loader is not None
+        ranks.foreign_failures = self._loader.quarantine.update
+        ranks.begin(job.learner, self._recorder, end=lambda cause: self._lost(cause, job))
+        warning = ranks.group.place.warning
+        notes = [] if warning is None else [warning]
+        notes += restore_own(ranks, job.learner, self._directory.checkpoints, job.progress.step)
+        if job.config.parallel.preflight:
+            link, said = look_at_link(ranks, job)
+            notes += said
+            if isinstance(self._records, RunRecords):
+                write_json(self._directory.root / "link.json", link)
+                self._records.link = link
+            refuse_slow_link(link, job.config)
+        for note in notes:
+            self._say(note)
+
+    def _lost(self, cause: str, job: Job) -> None:
+        """The last thing this process does: another rank is silent, and the main thread waits for it in vain."""
+        cause = f"training ended after step {job.progress.step}: {cause}; the same command resumes"
+        self._say(cause)
+        self._fail(job, cause)
 
     def _follow(self, job: Job) -> None:
         """Run the loop; write down and show what it yields."""
@@ -268,6 +364,7 @@ class _Session:
                 self._trackers.step(record)
                 self._show(job, record)
             else:
+                self._hear_of_others()
                 self._records.epoch(record)
                 self._trackers.epoch(record)
                 self._say_once_if_stage_is_full()
@@ -278,6 +375,17 @@ class _Session:
                 f"the checkpoint of step {job.progress.step}, where training ended, could not be written; "
                 "free some space, then the same command resumes from the one before"
             )
+
+    def _hear_of_others(self) -> None:
+        """What the other ranks' loaders did and found, at the end of an epoch."""
+        if not isinstance(self._ranks, Ranks):
+            return
+        if self._val_loader is not None:
+            self._val_loader.quarantine.update(self._ranks.share_failures(self._val_loader.quarantine))
+        said = self._ranks.group.gather(vars(self._own_stages()))
+        self._others_stages = StageSeconds()
+        for stages in said[1:]:
+            self._others_stages.add(StageSeconds(**stages))
 
     def _say_once_if_stage_is_full(self) -> None:
         log = self._loader.log if self._loader is not None else None
@@ -307,12 +415,18 @@ class _Session:
 
     def _spent_usd(self) -> float | None:
         """By the prices of the summary's ledger: all attempts, and requests to the store."""
-        if self._rates is None:
+        if self._rates is None or not isinstance(self._records, RunRecords):
             return None
         data = self._records.data_totals(self._stages())
         return self._rates.spent_usd(self._elapsed_seconds(), data["store_requests"], data["store_bytes"])
 
     def _stages(self) -> StageSeconds:
+        """Of all ranks, as far as this one knows."""
+        stages = self._own_stages()
+        stages.add(self._others_stages)
+        return stages
+
+    def _own_stages(self) -> StageSeconds:
         stages = StageSeconds()
         for loader in (self._loader, self._val_loader):
             if loader is not None:
@@ -325,6 +439,7 @@ class _Session:
     def _save(self, learner: Learner, progress: Progress) -> None:
         config, folder = self._setup.config, self._directory.checkpoints
         metric = progress.metrics.get(config.checkpoint.metric) if progress.batch_index == 0 else None
+        tensors = learner.tensors()  # on every rank: a sharded model is put together by all
         state = {
             "progress": vars(progress),
             "metric": metric,
@@ -332,9 +447,14 @@ class _Session:
             "data_fingerprint": self._setup.dataset.fingerprint,
             "samples": {"train": len(self._setup.dataset.train)},
             "attempt": self._records.attempt,
+            "global_batch": self._setup.global_batch,
         }
+        if isinstance(self._ranks, Ranks):
+            save_own(self._ranks, learner, folder, progress.step)
+        if self._ranks.rank != 0:
+            return
         try:
-            checkpoint.save(folder, progress.step, learner.tensors(), state)
+            checkpoint.save(folder, progress.step, tensors, state)
             checkpoint.prune(folder, config.checkpoint.keep_top, self._setup.task.better[config.checkpoint.metric])
             self._failed_saves = 0
         except NoSpace as error:
@@ -344,19 +464,29 @@ class _Session:
                 raise RunFailed(f"{MAX_FAILED_SAVES} checkpoints in a row could not be written: {error}") from None
 
     def _fail(self, job: Job, cause: str) -> None:
+        if isinstance(self._ranks, Ranks):
+            self._ranks.tell_failure(cause)
+        if self._main_is_gone():
+            mark_failed(self._directory, cause)
         with suppress(OSError):
             self._records_failures()
             self._summarise("failed", cause, job)
 
+    def _main_is_gone(self) -> bool:
+        return isinstance(self._ranks, Ranks) and self._ranks.rank == 1 and self._ranks.main_is_gone
+
     def _keep_bad_batch(self, job: Job) -> None:
         """Which samples made the loss or a gradient infinite."""
-        if job.current is not None:
-            ids = job.current.sample_ids.tolist()
+        if job.current is not None and self._ranks.rank == 0:
+            whole = job.current.whole_ids
+            ids = (job.current.sample_ids if whole is None else whole).tolist()
             names = [self._setup.dataset.train.names[i] for i in ids]
             at = {"epoch": job.current.epoch, "batch_index": job.current.index, "step": job.progress.step + 1}
             write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
 
     def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
+        if not isinstance(self._records, RunRecords):
+            return
         if status != "running":
             self._records.system.stop()
         higher = job.task.better[job.config.checkpoint.metric] == "higher"
@@ -368,6 +498,8 @@ class _Session:
 
     def _say(self, text: str) -> None:
         self._display.say(text)
+        if self._ranks.rank != 0:
+            return
         with suppress(OSError), self._directory.log.open("a", encoding="utf-8", errors="surrogateescape") as log:
             log.write(text + "\n")
 

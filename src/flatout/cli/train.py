@@ -39,6 +39,8 @@ def train(
 
     overrides = parse_assignments(assignments or [])
     finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, as_json, whole_process=True)
+    if not finished.summary:  # one of several ranks; rank 0 prints
+        return
     if as_json:
         print_json(finished.summary)
     else:

@@ -15,6 +15,40 @@ _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "train.gamma": (lambda c: c.train.schedule == "step", "train.schedule is step"),
     "data.worker_kind": (lambda c: c.data.workers != 0, "data.workers is not 0"),
     "data.prefetch": (lambda c: c.data.workers != 0, "data.workers is not 0"),
+    "data.batch_size": (lambda c: c.data.global_batch is None, "data.global_batch is not set"),
+    **{
+        f"parallel.{key}": (lambda c: c.parallel.mode in ("ddp", "fsdp"), "parallel.mode is ddp or fsdp")
+        for key in (
+            "nodes",
+            "verify_every",
+            "silence_seconds",
+            "collective_seconds",
+            "max_restarts",
+            "interface",
+            "preflight",
+            "min_link",
+            "warn_exposed_share",
+        )
+    },
+    **{
+        f"parallel.{key}": (lambda c: c.parallel.mode == "ddp", "parallel.mode is ddp")
+        for key in (
+            "sync_batchnorm",
+            "bucket_bytes",
+            "compress",
+            "local_steps",
+        )
+    },
+    "parallel.devices": (lambda c: c.parallel.mode != "single", "parallel.mode is not single"),
+    "parallel.scale_lr": (
+        lambda c: c.parallel.mode in ("ddp", "fsdp") and c.data.global_batch is None,
+        "parallel.mode is ddp or fsdp and data.global_batch is not set",
+    ),
+    "parallel.powersgd_rank": (lambda c: c.parallel.compress == "powersgd", "parallel.compress is powersgd"),
+    "parallel.powersgd_start_step": (lambda c: c.parallel.compress == "powersgd", "parallel.compress is powersgd"),
+    "parallel.local_from_epoch": (lambda c: c.parallel.local_steps is not None, "parallel.local_steps is set"),
+    "parallel.outer_lr": (lambda c: c.parallel.local_steps is not None, "parallel.local_steps is set"),
+    "parallel.outer_momentum": (lambda c: c.parallel.local_steps is not None, "parallel.local_steps is set"),
     "cost.count": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
     "cost.spot": (lambda c: c.cost.instance is not None, "cost.instance is set"),
     "cost.disk": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
@@ -40,16 +74,31 @@ def find_unused(config: Config, set_keys: Mapping[str, Any]) -> Iterator[str]:
 
 def find_wrong_combinations(config: Config) -> Iterator[str]:
     """One message for each set of values that cannot work together."""
-    if config.train.accumulate > config.data.batch_size:
+    size = config.data.global_batch or config.data.batch_size
+    if config.train.accumulate > size:
+        key = "batch_size" if config.data.global_batch is None else "global_batch"
         yield (
-            f"train.accumulate is {config.train.accumulate} but data.batch_size is {config.data.batch_size}: "
-            f"a part needs at least one sample; set train.accumulate to at most {config.data.batch_size}"
+            f"train.accumulate is {config.train.accumulate} but data.{key} is {size}: "
+            f"a part needs at least one sample; set train.accumulate to at most {size}"
         )
+    yield from _wrong_parallel(config)
     if config.train.precision == "fp16" and config.device in ("cpu", "emulated"):
         yield f"train.precision is fp16 but device is {config.device}, which has no fp16 training; use bf16 or fp32"
     for key, nodes in _paid_nodes(config).items():
         if nodes.instance is not None and nodes.usd_per_hour is not None:
             yield f"{key}.instance and {key}.usd_per_hour both give a price; keep one"
+
+
+def _wrong_parallel(config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.local_steps is not None and parallel.compress != "none":
+        yield "parallel.local_steps exchanges weights and parallel.compress shrinks gradients; keep one of them"
+    if parallel.mode in ("ddp", "fsdp") and _has_price(config) and config.cost.count != parallel.nodes:
+        yield f"cost.count is {config.cost.count} but parallel.nodes is {parallel.nodes}: each machine is paid for"
+    if parallel.mode == "dp" and config.device in ("cpu", "emulated", "mps"):
+        yield f"parallel.mode is dp but device is {config.device}; dp is for several GPUs, ddp works everywhere"
+    if parallel.mode == "fsdp" and (config.train.ema is not None or config.device == "emulated"):
+        yield "parallel.mode fsdp works neither with train.ema nor with device: emulated; use ddp"
 
 
 def _paid_nodes(config: Config) -> dict[str, CostConfig | NodeCostConfig]:

@@ -79,6 +79,7 @@ class Batch:
     mix: Mix | None = None
     failures: list[Failure] = field(default_factory=list)
     stages: StageSeconds = field(default_factory=StageSeconds)
+    whole_ids: "torch.Tensor | None" = None  # of the global batch, unusable ones included, where this is a slice of it
 
 
 class BatchSource(Protocol):

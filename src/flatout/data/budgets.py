@@ -10,6 +10,7 @@ from flatout.errors import ConfigError
 from flatout.timeline.monitors.cgroup import memory_used_bytes, own_limits
 from flatout.units import format_bytes
 
+_processes = 1  # of one run on this machine, which share its cores and memory
 _MEMORY_SHARE, _DISK_SHARE = 0.5, 0.5  # of what is free: the rest belongs to the model, the page cache and others
 
 
@@ -19,7 +20,13 @@ def memory_budget_bytes() -> int:
     if limits.memory_bytes is not None and limits.memory_folder is not None:
         used = memory_used_bytes(limits.memory_folder)
         free = min(free, max(0, limits.memory_bytes - (used or 0)))
-    return int(free * _MEMORY_SHARE)
+    return int(free * _MEMORY_SHARE / _processes)
+
+
+def share_machine(processes: int) -> None:
+    """Several ranks of a run are on this machine: each plans with its share."""
+    global _processes
+    _processes = processes
 
 
 def fit_batches(budget_bytes: int, batch_bytes: int, prefetch: int) -> tuple[int, int]:
@@ -38,10 +45,11 @@ def fit_batches(budget_bytes: int, batch_bytes: int, prefetch: int) -> tuple[int
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, or fewer where a container's quota says so."""
+    """Cores this process may use: its affinity, or fewer where a container's quota says so; its share among ranks."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = own_limits().cpu_cores
-    return cores if quota is None else max(1, min(cores, round(quota)))
+    allowed = cores if quota is None else max(1, min(cores, round(quota)))
+    return max(1, allowed // _processes)
 
 
 def disk_budget_bytes(folder: Path) -> int:

@@ -108,7 +108,10 @@ class Loader:
                 f"data.max_quarantine_share = {self._max_quarantine_share:g} allows; the last is {last.name!r}: "
                 f"{last.reason}"
             )
-        return as_batch(prepared)
+        batch = as_batch(prepared)
+        if self.recipe.world_size > 1 and not self.recipe.whole_batches:
+            batch.whole_ids = torch.from_numpy(self.recipe.whole_ids(batch.epoch, batch.index))
+        return batch
 
 
 def _successor(key: Key, batches_per_epoch: int) -> Key:

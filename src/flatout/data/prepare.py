@@ -20,7 +20,7 @@ from flatout.data.readers import Source, read_source
 from flatout.data.sample_cache import SampleCache
 from flatout.data.views import View
 from flatout.errors import ObjectMissing, StorageError
-from flatout.sampling import batch_count, batch_ids, epoch_order
+from flatout.sampling import batch_count, batch_ids, epoch_order, rank_slice
 
 _TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
 
@@ -36,22 +36,38 @@ class Recipe:
     shuffle: bool = True
     raw_shape: tuple[int, int] | None = None  # height, width of a raw view
     banned: tuple[int, ...] = ()  # samples that killed workers
+    rank: int = 0
+    world_size: int = 1
+    whole_batches: bool = False  # a rank takes every world_size-th batch, instead of its slice of each
 
     @property
     def batches_per_epoch(self) -> int:
-        return batch_count(len(self.split), self.batch_size)
+        count = batch_count(len(self.split), self.batch_size)
+        return len(range(self.rank, count, self.world_size)) if self.whole_batches else count
 
     def shape(self, epoch: int) -> tuple[int, int, int, int]:
-        """Shape of the images of a full batch."""
-        side = self.view.side(epoch)
-        return (self.batch_size, 3, *(self.raw_shape or (side, side)))
+        """Shape of the images of a full batch, or of this rank's slice of one."""
+        side, count = self.view.side(epoch), self.batch_size
+        if not self.whole_batches:
+            taken = rank_slice(count, self.rank, self.world_size)
+            count = (
+                taken.stop - taken.start + (2 if self.world_size > 1 else 0)
+            )  # of a short batch it may be a pair more
+        return (count, 3, *(self.raw_shape or (side, side)))
 
     def largest_bytes(self) -> int:
         """Of the images of a batch, in whichever epoch they are largest."""
         return max(math.prod(self.shape(epoch)) for epoch in (0, *(first for first, _ in self.view.sizes)))
 
     def ids(self, epoch: int, index: int) -> NDArray[np.int64]:
-        """Sample ids of one batch."""
+        """Sample ids of one batch, as far as they are this rank's."""
+        if self.whole_batches:
+            return self.whole_ids(epoch, index * self.world_size + self.rank)
+        whole = self.whole_ids(epoch, index)
+        return whole[rank_slice(len(whole), self.rank, self.world_size)]
+
+    def whole_ids(self, epoch: int, index: int) -> NDArray[np.int64]:
+        """Sample ids of one global batch."""
         if not self.shuffle:
             first = index * self.batch_size
             return np.arange(first, min(first + self.batch_size, len(self.split)))

@@ -15,6 +15,7 @@ from flatout.engine.devices import Device
 from flatout.engine.ema import Ema
 from flatout.engine.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from flatout.engine.precision import Precision, build_precision
+from flatout.engine.whole_tensors import like, whole
 from flatout.errors import ConfigError
 from flatout.tasks.protocol import Task
 
@@ -23,6 +24,7 @@ from flatout.tasks.protocol import Task
 class Learner:
     model: nn.Module
     compute: nn.Module  # the model, or its compiled form
+    wrapped: nn.Module  # what training calls: the same, or with an exchange of gradients in its backward
     optimizer: Optimizer
     precision: Precision
     ema: Ema | None
@@ -30,8 +32,9 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next."""
-        state = {f"model/{name}": value for name, value in self.model.state_dict().items()}
-        state |= {f"optimizer/{name}": value for name, value in optimizer_tensors(self.model, self.optimizer).items()}
+        own = optimizer_tensors(self.model, self.optimizer)
+        state = {f"model/{name}": whole(value) for name, value in self.model.state_dict().items()}
+        state |= {f"optimizer/{name}": whole(value) for name, value in own.items()}
         if self.ema is not None:
             state |= {f"ema/{name}": value for name, value in self.ema.tensors().items()}
         state["rng/cpu"] = torch.get_rng_state()
@@ -43,7 +46,7 @@ class Learner:
         """Take over a checkpoint's tensors; returns notes on what was not there and starts anew."""
         notes = []
         load_weights(self.model, tensors)
-        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
+        self.load_optimizer(tensors)
         if self.ema is not None:
             if averages := _under("ema/", tensors):
                 self.ema.load(averages)
@@ -54,6 +57,9 @@ class Learner:
         if self.device.kind == "cuda" and "rng/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng/cuda"], self.device.torch)
         return notes
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -80,7 +86,7 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     optimizer = build_optimizer(model, train.optimizer, train.lr, train.momentum, train.weight_decay)
     ema = Ema.start(model, train.ema) if train.ema is not None else None
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
-    return Learner(model, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)
+    return Learner(model, compute, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -93,7 +99,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"{len(wrong)} of {len(own)} tensors do not fit the model, first {wrong[0]!r}: the file has "
             f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; use the model.* the file was made with"
         )
-    model.load_state_dict(given)
+    model.load_state_dict({name: like(own[name], value) for name, value in given.items()})
 
 
 def state_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -2,14 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flatout.config.schema import Config
 from flatout.data.batch import Batch, BatchSource
 from flatout.engine.learner import Learner
+from flatout.engine.parallel import Alone, Parallel, Told
 from flatout.engine.schedules import learning_rate
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
@@ -46,6 +49,10 @@ class StepRecord:
     step_seconds: float
     data_wait_seconds: float
     time_unix: float
+    slowest_rank: int | None = None  # the last to have its gradients
+    late_seconds: float | None = None  # by how much, behind the median rank
+    bytes_sent: int | None = None  # over the ranks' interface, by this machine
+    bytes_received: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,8 @@ class Job:
     save: Callable[[Progress], None]  # writes a checkpoint
     stop_reason: Callable[[], str | None]  # asked after every step
     total_steps: int
+    peak_rate: float  # train.lr, scaled for the number of ranks
+    ranks: Parallel = field(default_factory=Alone)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
     current: Batch | None = None  # the batch of the step under way, for whoever must say what was in it
@@ -103,7 +112,7 @@ def train(job: Job) -> Iterator[Record]:
             with span("other"):
                 if record is not None:
                     yield record
-                job.stopped = job.stop_reason()
+                job.stopped = job.ranks.stop_reason(job.stop_reason)
             if job.stopped is not None:
                 break
             if config.checkpoint.every_steps and progress.step % config.checkpoint.every_steps == 0:
@@ -128,6 +137,7 @@ def _steps_done(progress: Progress, config: Config) -> bool:
 def _save(job: Job) -> None:
     """Only finite values become a checkpoint; those that are kept are always good to go back to."""
     with job.recorder.span("checkpoint"):
+        job.ranks.settle(job.learner)
         for name, value in job.learner.tensors().items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise NotFinite(
@@ -139,48 +149,65 @@ def _save(job: Job) -> None:
 
 def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> StepRecord | None:
     """One optimizer step on one batch; None where every sample of it is in quarantine."""
-    learner, task, progress, span = job.learner, job.task, job.progress, job.recorder.span
-    count = len(batch.sample_ids)
-    if count == 0:
-        progress.batch_index += 1
-        return None
+    learner, task, progress, span, ranks = job.learner, job.task, job.progress, job.recorder.span, job.ranks
     job.current, job.recorder.step = batch, progress.step + 1
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
         inputs = task.to_device(batch, learner.device.torch)
+    told = ranks.tell(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
+    if len(batch.sample_ids) == 0 and told.samples == 0:
+        progress.batch_index += 1
+        return None
     rate = _set_learning_rate(job)
-    total_loss = torch.zeros((), device=learner.device.torch)
-    for part, share in task.parts(inputs, job.config.train.accumulate):
-        with span("forward"), learner.precision.autocast():
-            loss = task.loss(learner.compute, part) * share
-        with span("backward"):
-            learner.precision.backward(loss)
-            total_loss += loss.detach()
-    loss_value = None
+    if len(batch.sample_ids) > 0:
+        total_loss = _forward_backward(job, task.parts(inputs, job.config.train.accumulate), told)
+    else:  # the others have samples, and wait for this rank's part of the exchange
+        with ranks.idle(learner.model):
+            total_loss = _forward_backward(job, [(task.filler(inputs), 0.0)], told)
+    losses = None
     if reads_loss:
         with job.recorder.device_wait():
-            loss_value = total_loss.item()
+            losses = ranks.losses(total_loss.item())
     with span("optimizer"):
-        _verify(job, batch, loss_value)
+        _verify(job, batch, None if losses is None else losses.mean)
         learner.precision.step(
             learner.optimizer, learner.model.parameters(), job.config.train.clip_norm, check_finite=reads_loss
         )
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.ema is not None:
             learner.ema.update(learner.model)
+    ranks.after_step(learner, progress.step + 1, batch.epoch)
     with span("other"):
-        _advance(progress, count, loss_value)
+        digest, loss_value = ids_digest(told.ids.numpy()), None if losses is None else losses.mean
+        _advance(progress, told.samples, loss_value)
+        seen = () if losses is None else astuple(losses)[1:]
         return StepRecord(
-            progress.step, progress.epoch, batch.index, count, ids_digest(batch.sample_ids.numpy()), loss_value, rate,
-            time.perf_counter() - started, data_wait_seconds, time.time(),
+            progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
+            time.perf_counter() - started, data_wait_seconds, time.time(), *seen,
         )  # fmt: skip
+
+
+def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) -> Tensor:
+    """This rank's share of the mean loss; afterwards every parameter has the gradient of the global batch."""
+    learner, span, ranks = job.learner, job.recorder.span, job.ranks
+    total_loss = torch.zeros((), device=learner.device.torch)
+    for number, (part, share) in enumerate(parts, 1):
+        ranks.sync_next(number == len(parts))
+        with span("forward"), learner.precision.autocast():
+            loss = job.task.loss(learner.wrapped, part) * (share * told.scale)
+        with span("backward"), ranks.exchange():
+            learner.precision.backward(loss)
+            total_loss += loss.detach()
+    return total_loss
 
 
 def _set_learning_rate(job: Job) -> float:
     train = job.config.train
     warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
-    rate = learning_rate(train.schedule, done, job.total_steps, train.lr, warmup_steps, train.milestones, train.gamma)
+    rate = learning_rate(
+        train.schedule, done, job.total_steps, job.peak_rate, warmup_steps, train.milestones, train.gamma
+    )
     for group in job.learner.optimizer.param_groups:
         group["lr"] = rate
     return rate
@@ -226,6 +253,7 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     metrics: dict[str, float] = {}
     if job.val_source is not None and (last or finished % config.validate_.every_epochs == 0):
         with job.recorder.span("validation"):
+            job.ranks.settle(job.learner)
             metrics = evaluate(job)
         _judge(job, {**metrics, **({} if train_loss is None else {"train_loss": train_loss})})
     record = EpochRecord(
@@ -265,11 +293,14 @@ def _judge(job: Job, metrics: dict[str, float]) -> None:
 def evaluate(job: Job) -> dict[str, float]:
     """Metrics over the whole validation split, with the averaged weights where there are any."""
     assert job.val_source is not None
-    sums: Sums = {}
-    with job.learner.evaluating():
+    by_batch: list[Sums] = []
+    with job.ranks.validating(), job.learner.evaluating():
         for batch in job.val_source.epoch(0):
             inputs = job.task.to_device(batch, job.learner.device.torch)
             with job.learner.precision.autocast():
-                for name, value in job.task.evaluate(job.learner.compute, inputs).items():
-                    sums[name] = sums.get(name, 0.0) + value
+                by_batch.append(job.task.evaluate(job.learner.compute, inputs))
+    sums: Sums = {}
+    for one in job.ranks.in_order(by_batch):  # added in the order of the batches: the same on any number of ranks
+        for name, value in one.items():
+            sums[name] = sums.get(name, 0.0) + value
     return job.task.metrics(sums)

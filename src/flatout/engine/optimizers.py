@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from flatout.engine.whole_tensors import like
 from flatout.errors import ConfigError
 
 _NAMES = ("sgd", "adamw", "lamb")
@@ -175,4 +176,4 @@ def _placed(value: Tensor, parameter: Tensor, state_name: str) -> Tensor:
     if state_name == "step":
         return value.detach().to("cpu", copy=True)
     # the parameter's device and memory format (channels_last): other strides would be correct but slow
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(like(parameter, value))

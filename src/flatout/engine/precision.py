@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from flatout.engine.whole_tensors import whole
 from flatout.errors import ConfigError, NotFinite
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -88,7 +89,7 @@ def build_precision(name: str, device_type: str) -> Precision:
 
 
 def _clip(parameters: list[Tensor], clip_norm: float | None) -> Tensor:
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if clip_norm is not None:
         clip_grads_with_norm_(parameters, clip_norm, norm)
     return norm

@@ -97,3 +97,8 @@ def _one_cycle(step: int, total_steps: int, rise_steps: int) -> float:
     if step < rise_steps:
         return 1 - (1 - _ONE_CYCLE_START) * _falling(_progress(step, 0, rise_steps))
     return _ONE_CYCLE_END + (1 - _ONE_CYCLE_END) * _falling(_progress(step, rise_steps, total_steps))
+
+
+def scaled_rate(rate: float, rule: str, ranks: int) -> float:
+    """A rate that suits one rank's batch, for that of all of them (parallel.scale_lr)."""
+    return rate * {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}[rule]

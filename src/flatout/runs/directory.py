@@ -233,6 +233,13 @@ def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def mark_failed(directory: RunDirectory, cause: str) -> None:
+    """For whoever is left when the process that writes the summary is gone; what is final stays."""
+    summary = read_json(directory.summary)
+    if summary.get("status") == "running":
+        write_json(directory.summary, {**summary, "status": "failed", "cause": cause})
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

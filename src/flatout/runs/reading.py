@@ -24,6 +24,11 @@ class Run:
     steps: list[dict[str, str]]
     epochs: list[dict[str, str]]
 
+    @classmethod
+    def elsewhere(cls, directory: Path) -> "Run":
+        """On a rank besides rank 0, which may not even see the files."""
+        return cls(directory, {}, {}, {}, [], [])
+
     @cached_property
     def system(self) -> list[dict[str, str]]:
         """Rows of system.csv, of all attempts; read when first asked for."""

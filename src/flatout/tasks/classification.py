@@ -56,6 +56,12 @@ class Classification:
             )
         return inputs
 
+    def weight(self, inputs: Inputs) -> float:
+        return len(inputs.labels)
+
+    def filler(self, inputs: Inputs) -> Inputs:
+        return Inputs(inputs.images.new_zeros(1, *inputs.images.shape[1:]), inputs.labels.new_zeros(1))
+
     def parts(self, inputs: Inputs, count: int) -> list[tuple[Inputs, float]]:
         total = len(inputs.labels)
         if count == 1:

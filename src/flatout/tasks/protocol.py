@@ -20,6 +20,14 @@ class Task(Protocol):
         """Inputs on the device; the copy may still be under way."""
         ...
 
+    def weight(self, inputs: Any) -> float:
+        """What the inputs count for in a mean over several of them: samples, or whatever the loss is a mean over."""
+        ...
+
+    def filler(self, inputs: Any) -> Any:
+        """One made-up sample of the shape of these empty inputs, for a rank that has none of a batch."""
+        ...
+
     def parts(self, inputs: Any, count: int) -> list[tuple[Any, float]]:
         """Inputs cut for accumulation, each with its share of the batch."""
         ...

@@ -117,6 +117,12 @@ class Recorder:
         """For reading a value the device still works on: the wait is shared out over the work it did."""
         return self.span("optimizer" if self.device_clock is None else "device_wait")
 
+    @property
+    def current(self) -> str:
+        """The innermost span of this moment; any thread may ask."""
+        stack = self._stack
+        return stack[-1][0] if stack else "unattributed"
+
     def lane(self, lane: str, name: str, start: float, seconds: float) -> None:
         """Work done in parallel from `start` (of time.perf_counter) on. Any thread may call it."""
         self._lines.append(

@@ -28,18 +28,23 @@ class Wait:
     def until(self, start: float, seconds: float) -> None:
         """Return `seconds` after `start`, less what is owed from before."""
         deadline = start + seconds - self.owed_seconds
+        self.pause_until(deadline)
+        # A busy machine may owe more than a whole wait; forgiving the rest keeps later steps from being free.
+        self.owed_seconds = min(self.clock() - deadline, seconds)
+
+    def pause_until(self, deadline: float) -> None:
         while (remaining := deadline - self.clock()) > 0:
             if remaining > self.spin_seconds:
                 self.sleep(remaining - self.spin_seconds)
-        # A busy machine may owe more than a whole wait; forgiving the rest keeps later steps from being free.
-        self.owed_seconds = min(self.clock() - deadline, seconds)
 
 
 class EmulatedModel(nn.Module):
     """Holds a real model's parameters, so that optimizer, checkpoints and all-reduce move real bytes.
 
     Forward takes `forward_share` of `base_seconds + seconds_per_sample * batch` and gives zero logits; backward takes
-    the rest and gives every parameter a zero gradient. Without backward (validation) only forward's share is spent.
+    the rest and gives every parameter a zero gradient, layer by layer from the last to the first, each after an equal
+    part of the time: ranks can exchange what is ready while the rest is still "computed". Without backward
+    (validation) only forward's share is spent.
     """
 
     def __init__(
@@ -65,29 +70,56 @@ class EmulatedModel(nn.Module):
             raise ConfigError(f"an emulated device takes batches on the CPU, not on {x.device}; leave them there")
         seconds = self.base_seconds + self.seconds_per_sample * len(x)
         forward_seconds = seconds * self.forward_share
-        backward = _Backward(self.wait, seconds - forward_seconds)
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        logits: Tensor = _ZeroLogits.apply(backward, len(x), self.classes, *parameters)  # type: ignore[no-untyped-call]
+        logits = torch.zeros(len(x), self.classes)
+        if torch.is_grad_enabled():
+            backward = _Backward(self.wait, seconds - forward_seconds)
+            layers = _layers(self.model)
+            for number, parameters in enumerate(layers):
+                share = (len(layers) - number) / len(layers)  # of backward's time, when this layer's turn is over
+                logits = _Layer.apply(logits, backward, share, *parameters)  # type: ignore[no-untyped-call]
         self.wait.until(start, forward_seconds)
         return logits
 
 
-@dataclass(frozen=True)
+def _layers(model: nn.Module) -> list[list[Tensor]]:
+    """Parameters in the order of the model; a matrix or filter begins a layer, norms and biases belong to it."""
+    layers: list[list[Tensor]] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if not layers or parameter.ndim > 1:
+                layers.append([])
+            layers[-1].append(parameter)
+    return layers
+
+
+@dataclass
 class _Backward:
+    """The waits of one backward pass, from the first layer that asks."""
+
     wait: Wait
     seconds: float
+    start: float | None = None
+
+    def pass_until(self, share: float) -> None:
+        assert self.start is not None
+        if share == 1:
+            self.wait.until(self.start, self.seconds)
+        else:
+            self.wait.pause_until(self.start + share * self.seconds - self.wait.owed_seconds)
 
 
-class _ZeroLogits(torch.autograd.Function):
+class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, planned: _Backward, batch: int, classes: int, *parameters: Tensor) -> Tensor:
-        ctx.planned = planned
+    def forward(ctx: Any, logits: Tensor, planned: _Backward, share: float, *parameters: Tensor) -> Tensor:
+        ctx.planned, ctx.share = planned, share
         ctx.parameters = parameters  # not save_for_backward: only their shapes matter, whatever happens to their values
-        return torch.zeros(batch, classes)
+        return logits.view_as(logits)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        start = ctx.planned.wait.clock()
+        planned = ctx.planned
+        if planned.start is None:
+            planned.start = planned.wait.clock()
         zeros = [torch.zeros_like(p) for p in ctx.parameters]  # their cost is hidden in the wait
-        ctx.planned.wait.until(start, ctx.planned.seconds)
-        return (None, None, None, *zeros)
+        planned.pass_until(ctx.share)
+        return (gradients[0], None, None, *zeros)

@@ -1,0 +1,90 @@
+"""The process group: who is in it, and small values from rank to rank. JSON on the wire, never pickle."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from flatout.engine.parallel.place import Place
+
+_JOIN_SECONDS = 300.0  # until the last rank has started; a node may still be booting
+
+
+class Group:
+    """Two groups of the same ranks: one for gradients on the device, one (gloo) for small values on the CPU."""
+
+    def __init__(self, place: Place, backend: str, collective_seconds: float) -> None:
+        self.place = place
+        self.backend = backend
+        deadline = timedelta(seconds=collective_seconds)
+        hosts_store = place.rank == 0 and not place.launcher_keeps_store
+        store = TCPStore(place.master_address, place.master_port, None, hosts_store, timedelta(seconds=_JOIN_SECONDS))
+        self.store = PrefixStore(f"flatout/{place.attempt}", store)
+        dist.init_process_group(
+            backend, store=self.store, rank=place.rank, world_size=place.world_size, timeout=deadline
+        )
+        self.control = dist.new_group(backend="gloo", timeout=deadline)
+
+    def own_store(self, name: str) -> Store:
+        """A connection of one's own: a thread must not wait for what the main thread asks of the store."""
+        store = TCPStore(self.place.master_address, self.place.master_port, None, False)
+        return PrefixStore(f"flatout/{self.place.attempt}/{name}", store)
+
+    def begin_gather(self, values: list[float]) -> "Gathering":
+        """Send a few numbers to everyone; the answer is waited for where it is needed."""
+        own = torch.tensor(values, dtype=torch.float64)
+        rows = [torch.empty_like(own) for _ in range(self.place.world_size)]
+        return Gathering(rows, dist.all_gather(rows, own, group=self.control, async_op=True))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value, by rank."""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [int(row[0]) for row in self.begin_gather([float(len(data))]).rows()]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=self.control)
+        return [json.loads(bytes(part[:size].numpy())) for part, size in zip(parts, sizes, strict=True)]
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's value; what the others give does not matter."""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, 0, group=self.control)
+        text = data if self.place.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(text, 0, group=self.control)
+        return json.loads(bytes(text.numpy()))
+
+    def tensors_from_main(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Rank 0's tensors by name: a checkpoint need not be readable on every machine."""
+        kinds = {name: [str(value.dtype), list(value.shape)] for name, value in (tensors or {}).items()}
+        received = {}
+        for name, (dtype, shape) in self.from_main(kinds).items():
+            value = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+            if tensors is not None and self.place.rank == 0:
+                value.copy_(tensors[name])
+            if value.numel():
+                dist.broadcast(value.view(-1).view(torch.uint8), 0, group=self.control)
+            received[name] = value
+        return received
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Gathering:
+    def __init__(self, rows: list[Tensor], work: Any) -> None:
+        self._rows = rows
+        self._work = work
+        self.values: list[list[float]] | None = None
+
+    def rows(self) -> list[list[float]]:
+        if self.values is None:
+            self._work.wait()
+            self.values = [row.tolist() for row in self._rows]
+        return self.values

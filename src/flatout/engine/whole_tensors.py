@@ -1,0 +1,23 @@
+"""Tensors that may be sharded over ranks (FSDP), for code that wants them in one piece. Plain tensors pass through."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def whole(value: Tensor) -> Tensor:
+    """In one piece; all ranks ask together."""
+    sharded: Any = value
+    gathered: Tensor = sharded.full_tensor() if hasattr(value, "full_tensor") else value
+    return gathered
+
+
+def like(own: Tensor, value: Tensor) -> Tensor:
+    """A whole tensor, sharded as the model's own is."""
+    if not hasattr(own, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # slow to import, and rarely needed
+
+    sharded: Any = own
+    placed: Tensor = distribute_tensor(value.to(sharded.to_local().device), sharded.device_mesh, sharded.placements)
+    return placed
