@@ -101,7 +101,7 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSec
 
     job = Job(
         setup.config, setup.task, learner, source, None, recorder, Progress(), save=lambda progress: None,
-        stop_reason=over, total_steps=_FOREVER,
+        stop_reason=over, total_steps=_FOREVER, peak_rate=setup.config.train.lr,
     )  # fmt: skip
     for number, record in enumerate(each for each in train(job) if isinstance(each, StepRecord)):
         if number + 1 == _WARM_UP_STEPS:
