@@ -100,6 +100,7 @@ class ProcessPool:
         for worker in list(self._workers):
             if worker.connection.poll():
                 self._receive(worker)
+        self._dispatch()  # also what a dead worker left
         return len(self._done)
 
     def wait(self, key: Key, deadline_seconds: float) -> Prepared:
