@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium
+SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium redis-server
 
-.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote
+.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-shared
 
 demo: install
 	$(BIN)/flatout demo
@@ -55,6 +55,14 @@ bench-loaders: install
 bench-remote: install
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
 	$(BIN)/python benchmarks/remote_training.py --photos $(BENCH)/data/photos
+
+# Tiny-ImageNet-40 and photos; TensorSocket is measured beside where it is installed in $(BENCH)/peers-tensorsocket.
+TINY ?= ../shared/data/tiny-imagenet-40.tar
+bench-shared: install
+	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
+	$(BIN)/python benchmarks/shared_handover.py
+	$(BIN)/python benchmarks/shared_batches.py --data tiny=$(TINY):train-64 --warm 250 --cache off
+	$(BIN)/python benchmarks/shared_batches.py --data photos=$(BENCH)/data/photos:train-224 --warm 12 --cache off
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
