@@ -14,6 +14,8 @@ def register() -> None:
         pack,
         report,
         runs,
+        serve,
+        simulate,
         suite,
         train,
     )
