@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.25
 _STARTING = "producers that are being started"
 _EMPTY_SECONDS = 30.0  # a service that nobody comes to ends
 _FIRST_ANSWER_SECONDS = 20.0
-_BATCH_WINDOW_SHARE = 0.5  # of the free memory that all of flatout may take
+_MEMORY_SHARE = 0.5  # of the free memory that all of flatout may take
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def runtime_place() -> Place:
 
 def default_capacity_bytes() -> int:
     """A quarter of the free memory, and at most half of what /dev/shm has left."""
-    return int(min(memory_budget_bytes() * _BATCH_WINDOW_SHARE, free_bytes(shared_root()) * 0.5))
+    return int(min(memory_budget_bytes() * _MEMORY_SHARE, free_bytes(shared_root()) * 0.5))
 
 
 @dataclass(frozen=True)

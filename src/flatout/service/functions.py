@@ -76,9 +76,6 @@ class CallPool:
         for _ in range(self._caller.slots):
             self._start_thread()
 
-    def pids(self) -> list[int]:
-        return []
-
     def close(self) -> None:
         self._closed = True
         for _ in range(self._caller.slots):

@@ -37,7 +37,6 @@ _METHOD = "/flatout.SharedBatches/Say"
 _ANSWERED = (Register, Next, Claim)  # by the coordinator; everything else is acknowledged at once
 _SILENT_SECONDS = 300.0  # a long validation is no reason
 _OPTIONS = [("grpc.max_receive_message_length", 2 * MOST_BYTES), ("grpc.max_send_message_length", 2 * MOST_BYTES)]
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class _Session:
@@ -170,7 +169,3 @@ def read_token(path: Path | None) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the token file {path} cannot be read: {error}") from None
-
-
-def is_loopback(address: str) -> bool:
-    return address.rsplit(":", 1)[0] in _LOOPBACK
