@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium iproute2
+SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium iproute2 redis-server
 
 .PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts \
-        bench-predictions bench-tune bench-ranks soak-ranks
+        bench-predictions bench-tune bench-ranks soak-ranks bench-shared
 
 demo: install
 	$(BIN)/flatout demo
@@ -76,6 +76,14 @@ bench-predictions: install
 
 bench-tune: install
 	$(BIN)/python benchmarks/tuning/run.py --dir $(BENCH)/verdicts --exhaustive
+
+# Tiny-ImageNet-40 and photos; TensorSocket is measured beside where it is installed in $(BENCH)/peers-tensorsocket.
+TINY ?= ../shared/data/tiny-imagenet-40.tar
+bench-shared: install
+	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
+	$(BIN)/python benchmarks/shared_handover.py
+	$(BIN)/python benchmarks/shared_batches.py --data tiny=$(TINY):train-64 --warm 250 --cache off
+	$(BIN)/python benchmarks/shared_batches.py --data photos=$(BENCH)/data/photos:train-224 --warm 12 --cache off
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -51,6 +51,14 @@ class NoSpace(FlatoutError):
     exit_code = 2
 
 
+class BadBundle(FlatoutError):
+    """Bytes that should be a batch are not: never used, the batch is made again."""
+
+
+class ServiceUnavailable(FlatoutError):
+    """The service of shared batches does not answer, or not sensibly."""
+
+
 class RunFailed(FlatoutError):
     """Training cannot go on; the cause is in the message and in summary.json."""
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flatout.app.monitoring import SystemRecords
+from flatout.app.sharing import add_shared, with_shares
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
@@ -54,6 +55,7 @@ class RunRecords:
         self.earlier_seconds = sum(each.wall_seconds for each in earlier)
         self._earlier_parts = [each.parts for each in earlier]
         self._earlier_data = before.get("data") or {}
+        self._earlier_shared = before.get("shared") or {}
         self._earlier_checkpoint_seconds = (before.get("checkpoint") or {}).get("seconds") or 0.0
         self.system = SystemRecords(directory, config, device, self.attempt)
         self._steps = Table(directory.steps, STEP_COLUMNS)
@@ -87,6 +89,7 @@ class RunRecords:
         samples_seen: int,
         state_digest: str | None = None,
         higher_is_better: bool = True,
+        shared: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write summary.json from what is recorded so far; what this run cannot measure is null."""
         steps = effective_rows(read_table(self._directory.steps), "step")
@@ -94,7 +97,8 @@ class RunRecords:
         wall_seconds = self.earlier_seconds + recorder.wall_seconds()
         parts = add_parts([*self._earlier_parts, recorder.totals()])
         cost = self._config.cost
-        usage = run_usage(wall_seconds, cost, self.data_totals(stages))
+        shared = add_shared(self._earlier_shared, shared)
+        usage = with_shares(run_usage(wall_seconds, cost, self.data_totals(stages)), shared)
         ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
         summary = {
             "run": self._config.name,
@@ -120,6 +124,7 @@ class RunRecords:
             ),
             "time": {"wall_seconds": wall_seconds, "parts": parts, "import_seconds": _import_seconds(recorder)},
             "data": self._data(stages),
+            "shared": shared,
             **self._system_sections(
                 busy_fraction(parts, wall_seconds)  # a CPU or an emulated device computes in the spans
                 if recorder.device_clock is None

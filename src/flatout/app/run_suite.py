@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -69,14 +71,19 @@ def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bo
     actions = [_action(plan) for plan in plans]
     outcomes = [_outcome(plan, None) if action == "skip" else None for plan, action in zip(plans, actions, strict=True)]
     with _Children(console) as children:
-        for at, (plan, action) in enumerate(zip(plans, actions, strict=True)):
+        for _, group in groupby(range(len(plans)), lambda at: plans[at].experiment.group):
             if children.interrupted:
                 break
-            console.print(f"[{at + 1}/{len(plans)}] {plan.experiment.name}", markup=False, style="bold")
-            if action == "skip":
-                children.say(f"finished already: {plan.directory.root}")
-            else:
-                outcomes[at] = _outcome(plan, children.train(_arguments(suite, plan, action)))
+            to_run = []
+            for at in group:
+                console.print(f"[{at + 1}/{len(plans)}] {plans[at].experiment.name}", markup=False, style="bold")
+                if actions[at] == "skip":
+                    children.say(f"finished already: {plans[at].directory.root}")
+                else:
+                    to_run.append(at)
+            ended = children.train_together([_arguments(suite, plans[at], actions[at]) for at in to_run])
+            for at, failure in zip(to_run, ended, strict=True):
+                outcomes[at] = _outcome(plans[at], failure)
             _write(suite, folder, [each for each in outcomes if each is not None])
     found = [each for each in outcomes if each is not None]
     failed = sum(each.cause is not None for each in found)
@@ -169,7 +176,7 @@ class _Children:
     def __init__(self, console: Console) -> None:
         self.interrupted = False
         self._console = console
-        self._child: subprocess.Popen[str] | None = None
+        self._running: set[subprocess.Popen[str]] = set()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "_Children":
@@ -183,6 +190,11 @@ class _Children:
     def say(self, text: str) -> None:
         self._console.print(f"  {text}", markup=False, soft_wrap=True)
 
+    def train_together(self, runs: list[list[str]]) -> list[str | None]:
+        """All at the same time; how each of them ended."""
+        with ThreadPoolExecutor(max(1, len(runs))) as threads:
+            return list(threads.map(self.train, runs))
+
     def train(self, arguments: list[str]) -> str | None:
         """None if the child ended well, else its last words."""
         started, last = time.monotonic(), ""
@@ -191,18 +203,19 @@ class _Children:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             errors="replace", start_new_session=True,
         ) as child:  # fmt: skip
-            self._child = child
+            self._running.add(child)
             if self.interrupted:  # between the last look and the start
                 child.terminate()
             assert child.stderr is not None
             for line in child.stderr:
                 last = line.strip() or last
                 self.say(line.rstrip())
-        self._child = None
+        self._running.discard(child)
         self.say(f"{format_seconds(time.monotonic() - started)}, exit code {child.returncode}")
         return None if child.returncode == 0 else last.removeprefix("flatout: ") or f"exit code {child.returncode}"
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
-        if self._child is not None and self._child.poll() is None:
-            self._child.send_signal(number)
+        for child in list(self._running):
+            if child.poll() is None:
+                child.send_signal(number)

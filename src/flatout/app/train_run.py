@@ -19,6 +19,7 @@ from flatout.app.monitoring import check_interface
 from flatout.app.rank_state import restore_own, save_own
 from flatout.app.recording import NoRecords, RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
+from flatout.app.sharing import TrainingData, open_training_data
 from flatout.app.stopping import Signals, is_interruption, stop_reason
 from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
@@ -199,6 +200,7 @@ class _Session:
         self._recorder = Recorder(directory.spans / f"rank{ranks.rank}.jsonl", attempt)
         if setup.device.kind == "cuda":
             self._recorder.device_clock = CudaClock()
+        self._data: TrainingData | None = None
         self._loader: Loader | None = None
         self._val_loader: Loader | None = None
         self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
@@ -304,9 +306,10 @@ class _Session:
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
         workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
-        self._loader = open_loader(
-            setup.recipe, config.data, workers, device_kind=setup.device.kind, recorder=self._recorder
+        self._data = open_training_data(
+            setup.recipe, config, workers, setup.device.kind, self._recorder, self._directory.root
         )
+        self._loader = self._data.loader
         if setup.val_recipe is not None:
             self._val_loader = open_loader(
                 setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind,
@@ -490,8 +493,9 @@ class _Session:
         if status != "running":
             self._records.system.stop()
         higher = job.task.better[job.config.checkpoint.metric] == "higher"
+        shared = self._data.summary() if self._data is not None else None
         summary = self._records.summarise(
-            status, cause, self._recorder, self._stages(), job.progress.samples_seen, digest, higher
+            status, cause, self._recorder, self._stages(), job.progress.samples_seen, digest, higher, shared
         )
         if status != "running":
             self._trackers.finish(summary)

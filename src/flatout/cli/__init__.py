@@ -18,6 +18,8 @@ def register() -> None:
         probe,
         report,
         runs,
+        serve,
+        simulate,
         suite,
         train,
         tune,

@@ -153,8 +153,15 @@ class DataConfig(Section):
     """Most memory that loading may take, for batches ahead and cached samples; auto is half of what is free."""
     stage: OffAuto = "auto"
     """Copy remote data to local disk while the first epoch trains."""
-    shared: OffAuto = "off"
-    """Share prepared batches with other jobs on this machine."""
+    shared: Annotated[str, Field(pattern=r"^(off|auto|grpc://.+:\d+)$"), BeforeValidator(_word)] = "off"
+    """Share prepared batches: auto with other jobs on this machine, grpc://HOST:PORT through a `flatout serve`."""
+    shared_token: Path | None = None
+    """File with the token of the service at grpc://HOST:PORT."""
+    shared_bytes: Annotated[Bytes, Field(gt=0)] | Auto = "auto"
+    """Room for shared batches, set by the job that comes first; auto is a quarter of the free memory."""
+    shared_start: Literal["beginning", "window"] = "beginning"
+    """beginning: the order of batches is that of a job alone. window: start at the batches that other jobs are
+    reading, and read at the end of each epoch what was missed at its start."""
 
 
 class ModelConfig(Section):

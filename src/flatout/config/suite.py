@@ -24,6 +24,8 @@ class VariantConfig(Section):
     """Dotted keys of the recipe and their values."""
     comment: str = ""
     """Last column of the table."""
+    together: int = Field(1, ge=1, le=64)
+    """Runs of it that train at the same time, for example to share batches; each has a row of its own."""
 
 
 class SuiteConfig(Section):
@@ -51,6 +53,8 @@ class Experiment:
     folder: str
     comment: str
     overrides: Mapping[str, Any]
+    group: str = ""
+    """Neighbours of one group train at the same time."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,13 @@ def load_suite(path: Path, overrides: Mapping[str, Any]) -> Suite:
         if key in varied:
             raise ConfigError(f"--set {key} would make the experiments of {path} equal: they differ in it")
     experiments = tuple(
-        Experiment(name, _folder(name, repeat, config.repeats), comment, {**config.set, **changes, **overrides})
+        Experiment(
+            name, _folder(name, repeat, config.repeats), comment, {**config.set, **changes, **overrides},
+            f"{group} {repeat}",
+        )
         for repeat in range(config.repeats)
-        for name, comment, changes in _combinations(config)
-    )
+        for name, group, comment, changes in _combinations(config)
+    )  # fmt: skip
     folders = [each.folder for each in experiments]
     for folder in folders:
         if folders.count(folder) > 1:
@@ -85,15 +92,17 @@ def load_suite(path: Path, overrides: Mapping[str, Any]) -> Suite:
     return Suite(config.name, recipe, tuple(config.columns), experiments)
 
 
-def _combinations(config: SuiteConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, comment and changes of each experiment, once."""
+def _combinations(config: SuiteConfig) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Name, group, comment and changes of each experiment, once."""
     variants = config.variants or [VariantConfig(name="")]
     short = [key.rsplit(".", 1)[-1] for key in config.matrix]
     labels = short if len(set(short)) == len(short) else list(config.matrix)
     for variant, values in itertools.product(variants, itertools.product(*config.matrix.values())):
         picked = [f"{label}={_word(value)}" for label, value in zip(labels, values, strict=True)]
         name = " ".join(part for part in (variant.name, *picked) if part) or config.name
-        yield name, variant.comment, {**variant.set, **dict(zip(config.matrix, values, strict=True))}
+        changes = {**variant.set, **dict(zip(config.matrix, values, strict=True))}
+        for number in range(variant.together):
+            yield f"{name} job {number + 1}" if variant.together > 1 else name, name, variant.comment, changes
 
 
 def _word(value: Any) -> str:

@@ -75,6 +75,11 @@ class Loader:
                 self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
             yield self._checked(prepared)
 
+    @property
+    def pool(self) -> Pool:
+        """Who prepares the batches."""
+        return self._pool
+
     def close(self) -> None:
         self._pool.close()
         if self.log is not None:
@@ -154,7 +159,7 @@ def open_loader(
     if kind != "process":
         split, log, note = staged(recipe.split, config.stage)
         recipe, notes = replace(recipe, split=split), [note]
-    recipe = _with_raw_shape(recipe)
+    recipe = with_raw_shape(recipe)
     fetchers = FETCHERS if kind == "thread" and is_remote(recipe.split) else 0
     wanted = 2 * workers + fetchers if config.prefetch == "auto" else config.prefetch
     own_bytes = workers * worker_bytes(recipe) if kind == "process" else 0
@@ -197,7 +202,7 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
         return wanted
     if is_remote(recipe.split):  # fetchers do the waiting
         return workers_for(usable_cores(), device_kind, 0.0)
-    few = _with_raw_shape(replace(recipe, batch_size=min(recipe.batch_size, _MEASURED)))
+    few = with_raw_shape(replace(recipe, batch_size=min(recipe.batch_size, _MEASURED)))
     stages = prepare(few, 0, 0, np.empty(few.shape(0), np.uint8)).stages
     return workers_for(usable_cores(), device_kind, stages.fetch / max(stages.decode + stages.augment, 1e-6))
 
@@ -209,7 +214,7 @@ def workers_for(cores: int, device_kind: str, waits_per_work: float) -> int:
     return min(16, math.ceil(busy * (1 + waits_per_work) if waits_per_work > 1 else busy))
 
 
-def _with_raw_shape(recipe: Recipe) -> Recipe:
+def with_raw_shape(recipe: Recipe) -> Recipe:
     """A raw view takes the size of its images from the first sample that can be decoded."""
     if recipe.view.crop != "raw":
         return recipe

@@ -128,7 +128,17 @@ def _loading(details: Details) -> str:
     stages = ", ".join(f"{n} {format_seconds(data.get(f'{n}_seconds'))}" for n in ("fetch", "decode", "augment"))
     hits, misses = data.get("cache_hits") or 0, data.get("cache_misses") or 0
     cached = f"; {format_share(hits, hits + misses)} of samples from the cache" if hits + misses else ""
-    return f"training waited {wait}; workers spent {stages} in parallel{cached}"
+    return f"training waited {wait}; workers spent {stages} in parallel{cached}{_shared(details)}"
+
+
+def _shared(details: Details) -> str:
+    """Of a run that shared its batches: who made them."""
+    use = _part(details, "shared")
+    made_here = (use.get("local") or 0) + (use.get("alone") or 0)
+    total = (use.get("hits") or 0) + made_here
+    return (
+        f"; {format_share(use['hits'], total)} of {total} batches were shared, {made_here} made here" if total else ""
+    )
 
 
 def _device(details: Details) -> str:

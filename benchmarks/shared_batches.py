@@ -1,0 +1,206 @@
+"""Several jobs on one machine, each with a loader of its own or with shared batches: samples per second in all.
+
+An emulated accelerator (a wait of `--step` seconds for each batch, 0 for one that is faster than any loader) takes what
+the loader gives, so that the CPU belongs to the data path. Modes take turns, round after round; a turn starts when
+every job has had its first batch. `ideal` is one job with a thread on every core: 4 jobs that share can at best get
+four times that.
+
+    python benchmarks/shared_batches.py --data tiny=../shared/data/tiny-imagenet-40.tar:train-64 [--cache off] [--jobs 1 2 4]
+    python benchmarks/shared_batches.py --data ... --speeds 0.1 0.05 0.025      # jobs of unequal speed
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def job(arguments):
+    """One job: says `ready` after its first batch, starts on a line of input, prints its figures."""
+    from flatout.config.loading import load_config
+    from flatout.data.budgets import usable_cores
+    from flatout.data.dataset import open_dataset
+    from flatout.data.loader import choose_workers, open_loader
+    from flatout.data.prepare import Recipe
+    from flatout.data.views import resolve_view
+    from flatout.service.opening import open_shared_loader
+    from flatout.tasks.models.emulated import Wait
+
+    path, view = arguments.path.rsplit(":", 1)
+    config = load_config(
+        {"data": {"path": path, "cache": arguments.cache, "shared": "auto", "shared_bytes": arguments.bytes}}
+    ).config.data
+    recipe = Recipe(open_dataset(config).train, resolve_view(view), 0, arguments.batch)
+    workers = usable_cores() if arguments.mode == "ideal" else choose_workers("auto", "emulated", recipe)
+    pool = None
+    if arguments.mode == "shared":
+        loader, pool = open_shared_loader(recipe, config, workers, "emulated")
+    else:
+        loader = open_loader(recipe, config, workers, device_kind="emulated")
+
+    def batches():
+        epoch = 0
+        while True:
+            yield from loader.epoch(epoch)
+            epoch += 1
+
+    source, wait = batches(), Wait()
+    for _ in range(arguments.warm):
+        next(source)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    samples, steps, waited, began = 0, 0, 0.0, time.perf_counter()
+    while time.perf_counter() - began < arguments.seconds:
+        asked = time.perf_counter()
+        batch = next(source)
+        start = time.perf_counter()
+        waited += start - asked
+        wait.until(start, arguments.step)
+        samples, steps = samples + len(batch.labels), steps + 1
+        del batch
+    seconds = time.perf_counter() - began
+    figures = {
+        "samples_per_second": samples / seconds,
+        "step_seconds": seconds / steps,
+        "data_wait_seconds": waited / steps,
+    }
+    if pool is not None:
+        from flatout.app.serve import look
+
+        figures["use"], figures["service"] = pool.summary(), look()
+    print(json.dumps(figures), flush=True)
+    loader.close()
+
+
+def turn(mode, steps, path, options):
+    """All jobs of one turn, started together."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": folder,
+            "XDG_CACHE_HOME": f"{folder}/cache",
+            "OMP_NUM_THREADS": "1",
+        }
+        jobs = [
+            subprocess.Popen(
+                [sys.executable, __file__, "job", "--path", path, "--mode", mode, "--step", str(step), "--seconds", str(options.seconds),
+                 "--batch", str(options.batch), "--cache", options.cache, "--bytes", options.bytes, "--warm", str(options.warm)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            )
+            for step in steps
+        ]  # fmt: skip
+        for each in jobs:
+            assert each.stdout.readline() == "ready\n"
+        for each in jobs:
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        figures = [json.loads(each.stdout.readline()) for each in jobs]
+        for each in jobs:
+            each.wait(60)
+        return figures
+
+
+def predict(steps, measured, batch):
+    """The simulator's word on a turn, from the seconds that its producers took for a batch."""
+    from flatout.service.policy import Policy
+    from flatout.service.simulation import SimulatedJob, Simulation, World
+
+    seen = measured[0]["service"]
+    (stream,) = seen["streams"].values()
+    hands = sum(each["slots"] for each in seen["producers"].values()) - 1
+    count = 400
+    world = World(
+        tuple(SimulatedJob(step, count) for step in steps), stream["batches_per_epoch"], stream["batch_bytes"], hands,
+        stream["make_seconds"],
+    )  # fmt: skip
+    outcome = Simulation(world, Policy(seen["capacity_bytes"])).run()
+    counts = seen["counts"]
+    return {
+        "samples_per_second": sum(batch * count / seconds for seconds in outcome.job_seconds), "hit_rate": outcome.hit_rate,
+        "measured_samples_per_second": sum(each["samples_per_second"] for each in measured),
+        "measured_hit_rate": 1 - counts["made"] / (counts["hits"] + counts["waited"]),
+    }  # fmt: skip
+
+
+def median(rows, of):
+    values = [of(row) for row in rows]
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", action="append", required=True, help="NAME=PATH:VIEW")
+    parser.add_argument("--jobs", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument(
+        "--speeds", type=float, nargs="*", help="seconds of a step of each job: unequal jobs, alone and together"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--modes", nargs="*", default=["plain", "shared"])
+    parser.add_argument("--step", type=float, default=0.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--warm", type=int, default=4)
+    parser.add_argument("--cache", default="auto")
+    parser.add_argument("--bytes", default="4 GB")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results = {
+        "command": " ".join(sys.argv),
+        "cores": os.cpu_count(),
+        "date": time.strftime("%Y-%m-%d"),
+        "datasets": {},
+    }
+    for named in options.data:
+        name, path = named.split("=", 1)
+        plan = [("ideal", [options.step])] + [
+            (mode, [options.step] * count) for count in options.jobs for mode in options.modes
+        ]
+        if options.speeds:
+            plan = [("shared", options.speeds)] + [("plain", [speed]) for speed in options.speeds]
+        turns = {}
+        for number in range(options.rounds):
+            for at in range(len(plan)):
+                mode, steps = plan[(at + number) % len(plan)]
+                figures = turn(mode, steps, path, options)
+                turns.setdefault((mode, *steps), []).append(figures)
+                if mode == "shared":
+                    results.setdefault("predictions", []).append(
+                        {"data": name, "steps": steps, **predict(steps, figures, options.batch)}
+                    )
+                    print(" predicted", results["predictions"][-1], flush=True)
+                print(name, mode, steps, [round(each["samples_per_second"]) for each in figures], flush=True)
+        rows = []
+        for (mode, *steps), measured in turns.items():
+            total = median(measured, lambda figures: sum(each["samples_per_second"] for each in figures))
+            each = [
+                statistics.median(figures[at]["samples_per_second"] for figures in measured) for at in range(len(steps))
+            ]
+            rows.append({"mode": mode, "jobs": len(steps), "steps": steps, "samples_per_second": total, "each": each,
+                         "use": [figures.get("use") for figures in measured[-1]]})  # fmt: skip
+        results["datasets"][name] = {"path": path, "cache": options.cache, "batch": options.batch, "rows": rows}
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["job"]:
+        parser = argparse.ArgumentParser()
+        for flag, kind in (
+            ("path", str),
+            ("mode", str),
+            ("step", float),
+            ("seconds", float),
+            ("batch", int),
+            ("cache", str),
+            ("bytes", str),
+            ("warm", int),
+        ):
+            parser.add_argument(f"--{flag}", type=kind)
+        job(parser.parse_args(sys.argv[2:]))
+    else:
+        main()

@@ -1,0 +1,90 @@
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.main import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+class Eviction(StrEnum):
+    reuse = "reuse"
+    lru = "lru"
+
+
+class Wish(StrEnum):
+    status = "status"
+    clear = "clear"
+    stop = "stop"
+
+
+@app.command()
+def serve(
+    capacity: Annotated[
+        str | None, typer.Option("--bytes", metavar="SIZE", help="Room for batches (default a quarter of free memory).")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that make batches (default one per core).")
+    ] = None,
+    eviction: Annotated[Eviction, typer.Option(help="What gives way: least reuse to come, or least recently used.")] = (
+        Eviction.reuse
+    ),
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record every message and decision, for flatout simulate.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve other machines by gRPC, with a token and a Redis.")
+    ] = None,
+    redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Keep batches in a Redis or Valkey: redis://HOST:PORT.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Make batches by Ray tasks on this cluster, or: local.")
+    ] = None,
+    function: Annotated[
+        str | None, typer.Option("--lambda", metavar="NAME", help="Make batches by this AWS Lambda function.")
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(min=0.0, help="Most that functions may cost in an hour; jobs then help themselves.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Share prepared batches between training jobs, in the foreground.
+
+    One machine needs no server: with data.shared=auto the first job starts one
+    and the last to leave ends it. This is the same service, to watch and tune.
+
+    Examples:  flatout serve --bytes 8GB   |   flatout train my.yaml --set data.shared=auto
+               flatout serve --listen 10.0.0.5:7070 --redis redis://10.0.0.6:6379
+    """
+    from flatout.app.serve import ServeOptions, print_look
+    from flatout.app.serve import serve as run_service
+
+    chosen = ServeOptions(capacity, threads, eviction.value, trace, listen, redis, ray, function, usd_per_hour)
+    values = run_service(chosen, as_json)
+    if as_json:
+        print_json(values)
+    else:
+        print_look(values)
+
+
+@app.command()
+def cache(
+    what: Annotated[Wish, typer.Argument(metavar="[clear|stop]", help="clear: empty it; stop: end the service.")] = (
+        Wish.status
+    ),
+    as_json: Json = False,
+) -> None:
+    """Look into the cache of shared batches: hits, bytes, jobs, leases, rates.
+
+    Examples:  flatout cache   |   flatout cache --json   |   flatout cache clear
+    """
+    from flatout.app.serve import look, print_look
+
+    values = look(what)
+    if as_json:
+        print_json(values)
+    else:
+        print_look(values)

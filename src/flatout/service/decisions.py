@@ -1,0 +1,56 @@
+"""What a job does next about a batch it needs: pure, so that no answer of a service can make it wait for ever."""
+
+from dataclasses import dataclass
+
+from flatout.service.messages import Batches
+
+MOST_ASKS = 10
+PATIENCE_SECONDS = 10.0
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 5.0
+MOST_MISSES = 3  # batches in a row that the job had to make itself
+_LONGEST_APART_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How often and how long a job has asked for one batch."""
+
+    times: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Take:
+    """The answer has it."""
+
+
+@dataclass(frozen=True)
+class AskFor:
+    """Ask, and let the service hold the answer back so long."""
+
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class ComputeLocally:
+    reason: str
+
+
+Action = Take | AskFor | ComputeLocally
+
+
+def next_action(asked: Asked, answer: Batches | None, patience_seconds: float = PATIENCE_SECONDS) -> Action:
+    """After `answer` (None before the first): take the batch, ask once more, or make it here."""
+    if answer is not None and answer.items:
+        return Take()
+    if answer is not None and answer.denied is not None:
+        return ComputeLocally(answer.denied)
+    left = patience_seconds - asked.seconds
+    if asked.times >= MOST_ASKS or left <= 0:
+        return ComputeLocally(f"not ready after {asked.times} asks in {asked.seconds:.1f} s")
+    return AskFor(min(_FIRST_WAIT_SECONDS * 2**asked.times, _LONGEST_WAIT_SECONDS, left))
+
+
+def apart_seconds(failures: int) -> float:
+    """How long to go without the service before the next try to rejoin."""
+    return min(2.0 ** (failures - 1), _LONGEST_APART_SECONDS)

@@ -1,0 +1,87 @@
+"""Producer processes on this machine, replaced when they die."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from flatout.errors import ServiceUnavailable
+from flatout.service.coordinator import Coordinator
+from flatout.service.messages import Done, Failed, Joined
+from flatout.service.wire import Wire
+
+_QUICK_DEATH_SECONDS, _MOST_QUICK_DEATHS = 5.0, 5  # then there is no use in starting it again
+
+
+class LocalProducers:
+    """One thread watches each process: it hears its answers, and starts another when it is gone."""
+
+    def __init__(self, coordinator: Coordinator, processes: int, threads: int) -> None:
+        self._coordinator = coordinator
+        self._threads = threads
+        self._closing = threading.Event()
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(number,), name=f"flatout-producers-{number}", daemon=True)
+            for number in range(processes)
+        ]
+
+    def start(self) -> None:
+        """Before anybody is let in: a job that asks while the first one starts waits for it."""
+        for number, watcher in enumerate(self._watchers):
+            self._coordinator.say(_name(number, 1), Joined(slots=0))
+            watcher.start()
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._running.values()]
+
+    def close(self) -> None:
+        self._closing.set()
+        for process in list(self._running.values()):
+            process.kill()
+        for watcher in self._watchers:
+            watcher.join(timeout=10)
+
+    def _watch(self, number: int) -> None:
+        quick_deaths, lives = 0, 1
+        while not self._closing.is_set() and quick_deaths < _MOST_QUICK_DEATHS:
+            began = time.monotonic()
+            reason = self._live_once(number, _name(number, lives))
+            lives += 1
+            self._coordinator.say(_name(number, lives), Joined(slots=0))  # first: there is one, it only has to start
+            self._coordinator.detach(_name(number, lives - 1), reason)
+            lived = time.monotonic() - began
+            quick_deaths = quick_deaths + 1 if lived < _QUICK_DEATH_SECONDS else 0
+        self._coordinator.detach(_name(number, lives), "it dies as soon as it is started")
+
+    def _live_once(self, number: int, name: str) -> str:
+        """From start to end; why it ended."""
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flatout.service.producer", str(theirs.fileno()), self._coordinator.store.address,
+             str(self._threads)],
+            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self._running[number] = process
+        theirs.close()
+        if self._closing.is_set():  # it was not there yet when the others were ended
+            process.kill()
+        wire = Wire(ours)
+        self._coordinator.attach(name, wire.send, lambda reason: process.kill())
+        try:
+            while True:
+                message = wire.receive(None)
+                if isinstance(message, Joined | Done | Failed):
+                    self._coordinator.say(name, message)
+        except ServiceUnavailable as error:
+            process.kill()
+            return f"{error} (exit status {process.wait()})"
+        finally:
+            wire.close()
+            self._running.pop(number, None)
+
+
+def _name(number: int, life: int) -> str:
+    return f"producer-{number}.{life}"

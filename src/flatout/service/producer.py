@@ -1,0 +1,130 @@
+"""A process that makes batches into the store: `python -m flatout.service.producer FD STORE THREADS`.
+
+Started like a loader's worker, not forked; it ends when its connection does. Orders are done by threads, since the
+compiled decoder works outside the GIL, and no torch is imported, so that it starts in a fraction of a second.
+"""
+
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from flatout.cache.batch_store import BatchStore
+from flatout.cache.bundle import payload, write_bundle
+from flatout.errors import FlatoutError, ServiceUnavailable
+from flatout.service.messages import Done, Failed, Joined, Message, Produce
+from flatout.service.specs import AnotherDataset, Preparer, batch_key, open_preparer
+from flatout.service.wire import Wire
+
+
+class Maker:
+    """Makes what it is ordered to, and answers each order with Done or Failed. Safe to use from several threads."""
+
+    def __init__(self, store: BatchStore, opens: Callable[[Mapping[str, Any]], Preparer] = open_preparer) -> None:
+        self._store = store
+        self._opens = opens
+        self._specs: dict[str, Mapping[str, Any]] = {}
+        self._preparers: dict[str, Preparer | Failed] = {}
+        self._opening = threading.Lock()
+
+    def learn(self, order: Produce) -> None:
+        if order.spec is not None:
+            self._specs[order.stream] = order.spec
+
+    def make(self, order: Produce) -> Message:
+        began = time.perf_counter()
+        cold = order.stream not in self._preparers
+        preparer = self.preparer(order.stream)
+        if isinstance(preparer, Failed):
+            return preparer.model_copy(update={"lease": order.lease})
+        try:
+            space, key = self._store.space(order.buffer, order.bytes), batch_key(order.stream, order.epoch, order.index)
+            count = make_batch(preparer, order.epoch, order.index, space, key)
+            self._store.commit(order.buffer, key, space, count)
+            return Done(lease=order.lease, bytes=count, seconds=time.perf_counter() - began, cold=cold)
+        except FlatoutError as error:
+            return Failed(lease=order.lease, reason=str(error)[:2000])
+        except Exception:
+            return Failed(lease=order.lease, reason=f"a bug: {traceback.format_exc(limit=-3)}"[:2000])
+
+    def preparer(self, stream: str) -> Preparer | Failed:
+        """Opened by the first order; an error is remembered, and is the answer to every order."""
+        with self._opening:
+            found = self._preparers.get(stream)
+            if found is None:
+                try:
+                    found = self._opens(self._specs[stream])
+                except AnotherDataset as error:
+                    found = Failed(lease=0, reason=str(error)[:2000], stream_is="another")
+                except Exception as error:  # a path that is not here, credentials, a spec of another version
+                    reason = f"the service cannot open the data: {type(error).__name__}: {error}"
+                    found = Failed(lease=0, reason=reason[:2000], stream_is="unavailable")
+                self._preparers[stream] = found
+            return found
+
+
+def make_batch(preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes) -> int:
+    """The one narrow interface of all producers: a batch into a buffer; how long it is."""
+    arrays, meta = preparer.prepare(epoch, index, payload(space))
+    return write_bundle(space, key, arrays, meta)
+
+
+class _Process:
+    """Threads that wait for orders; the main thread reads them."""
+
+    def __init__(self, wire: Wire, store: BatchStore, threads: int) -> None:
+        self._wire = wire
+        self._maker = Maker(store)
+        self._threads = threads
+        self._orders: queue.SimpleQueue[Produce] = queue.SimpleQueue()
+        self._hands = 0
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        self._grow(self._threads, self._threads + 1)  # one order more than hands: nobody waits for the next
+        while True:
+            order = self._wire.receive(None)
+            if isinstance(order, Produce):
+                self._maker.learn(order)
+                self._orders.put(order)
+
+    def _grow(self, hands: int, slots: int) -> None:
+        while self._hands < hands:
+            self._hands += 1
+            threading.Thread(target=self._work, name=f"flatout-producer {self._hands}", daemon=True).start()
+        self._send(Joined(slots=slots))
+
+    def _work(self) -> None:
+        while True:
+            order = self._orders.get()
+            answer = self._maker.make(order)
+            with suppress(ServiceUnavailable):  # the main thread notices, and ends the process
+                self._send(answer)
+            preparer = self._maker.preparer(order.stream)
+            if not isinstance(preparer, Failed) and self._hands < self._threads + preparer.in_flight - 1:
+                with suppress(ServiceUnavailable):  # data that is waited for: more orders at once
+                    self._grow(self._threads + preparer.in_flight - 1, self._threads + preparer.in_flight)
+
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            self._wire.send(message)
+
+
+def main() -> None:
+    from flatout.service.stores import open_batch_store
+
+    fd, store, threads = sys.argv[1:]
+    wire = Wire(socket.socket(fileno=int(fd)))
+    with suppress(ServiceUnavailable):
+        _Process(wire, open_batch_store(store), int(threads)).run()
+    os._exit(0)  # threads may be in the middle of a batch that nobody waits for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What determines a stream of batches, as plain values: enough to name it, and to make its batches elsewhere.
+
+This is the one place that knows that batches are made of images; everything else moves named arrays.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.cache.bundle import capacity_for
+from flatout.config.schema import DataConfig
+from flatout.data.batch import Failure, Prepared, StageSeconds, Work
+from flatout.data.dataset import Split, open_dataset
+from flatout.data.draws import Mix
+from flatout.data.pack import PackReader
+from flatout.data.prepare import Recipe, prepare
+from flatout.data.sample_cache import SampleCache
+from flatout.data.staging import is_remote, staged
+from flatout.data.tiers import choose_cache
+from flatout.data.views import View
+from flatout.errors import DataError
+
+_MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
+_META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
+
+
+class Preparer(Protocol):
+    """Makes batches of one stream into buffers that it is given. Safe to use from several threads."""
+
+    @property
+    def in_flight(self) -> int:
+        """Orders worth having at once beyond the number of threads; more where time is spent waiting."""
+        ...
+
+    def prepare(
+        self, epoch: int, index: int, space: NDArray[np.uint8]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Arrays (those that are large, in `space`) and metadata."""
+        ...
+
+
+class AnotherDataset(DataError):
+    """The data behind a path is not what the job saw there."""
+
+
+def describe(recipe: Recipe, config: DataConfig, split: str) -> dict[str, Any]:
+    """The spec of a recipe's batches. `content` and what follows determine them; `data` is where to find them."""
+    data = {
+        "path": config.path if "://" in config.path else os.path.abspath(config.path),
+        "classes": config.classes, "samples_per_class": config.samples_per_class, "holdout": config.holdout,
+        "cache": config.cache, "stage": config.stage,
+    }  # fmt: skip
+    return {
+        "kind": "images",
+        "data": data,
+        "split": split,
+        "content": content_digest(recipe.split),
+        "view": recipe.view.digest(),
+        "view_values": asdict(recipe.view),
+        "seed": recipe.seed,
+        "batch_size": recipe.batch_size,
+        "shuffle": recipe.shuffle,
+        "raw_shape": None if recipe.raw_shape is None else list(recipe.raw_shape),
+    }
+
+
+def content_digest(split: Split) -> str:
+    """The same for a folder, a tar and a bucket of the same files; a resized or decoded pack has other pixels."""
+    reader = getattr(split.reader, "inner", split.reader)
+    pixels = split.storage_key() if isinstance(reader, PackReader) and reader.index.mode != "original" else ""
+    return hashlib.sha256(f"{split.fingerprint(())} {pixels}".encode()).hexdigest()
+
+
+def stream_name(spec: Mapping[str, Any]) -> str:
+    """Digest of everything that determines the batches, and of nothing else: not of where the files are."""
+    values = {name: value for name, value in spec.items() if name not in ("data", "view_values", "split")}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def batch_key(stream: str, epoch: int, index: int) -> bytes:
+    """The name of one batch; fixed-width, so that no two can run into each other."""
+    return hashlib.sha256(bytes.fromhex(stream) + epoch.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
+
+
+def batch_bytes(recipe: Recipe) -> int:
+    """Room for the largest batch of any epoch."""
+    largest = max(prod(recipe.shape(epoch)) for epoch in (0, *(first for first, _ in recipe.view.sizes)))
+    small = recipe.batch_size * (8 + 8 + _MIX_BYTES)
+    return capacity_for(largest + small, 6, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
+
+
+@dataclass(frozen=True)
+class ImagePreparer:
+    """The pure function of a batch, with the stage and cache that a local loader would have."""
+
+    recipe: Recipe
+    cache: SampleCache | None
+    in_flight: int
+
+    def prepare(
+        self, epoch: int, index: int, space: NDArray[np.uint8]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        shape = self.recipe.shape(epoch)
+        images = space[: prod(shape)].reshape(shape)
+        return flatten(prepare(self.recipe, epoch, index, images, self.cache))
+
+
+def open_preparer(spec: Mapping[str, Any]) -> Preparer:
+    """Open the data that a spec names and make sure that it is the data that the spec means."""
+    if spec.get("kind") != "images":
+        raise DataError(f"batches of kind {spec.get('kind')!r} cannot be made here; use the same version everywhere")
+    data, values = spec["data"], dict(spec["view_values"])
+    dataset = open_dataset(SimpleNamespace(**data))  # type: ignore[arg-type]
+    split = dataset.train if spec["split"] == "train" else dataset.val
+    if split is None or content_digest(split) != spec["content"]:
+        raise AnotherDataset(
+            f"{data['path']} holds {0 if split is None else len(split)} {spec['split']} samples here that are not the "
+            "ones the job sees: the files differ or have changed; use the same data everywhere and start again"
+        )
+    view = View(**{name: _tuples(value) for name, value in values.items()})
+    split, _, _ = staged(split, data["stage"])
+    raw_shape = None if spec["raw_shape"] is None else (int(spec["raw_shape"][0]), int(spec["raw_shape"][1]))
+    recipe = Recipe(split, view, spec["seed"], spec["batch_size"], spec["shuffle"], raw_shape)
+    cache = choose_cache(data["cache"], recipe, "thread").store
+    return ImagePreparer(recipe, cache, 4 if is_remote(split) else 1)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """A batch of images as named arrays."""
+    arrays: dict[str, NDArray[Any]] = {
+        "images": prepared.images, "labels": prepared.labels, "sample_ids": prepared.sample_ids
+    }  # fmt: skip
+    if prepared.mix is not None:
+        arrays |= {f"mix.{name}": value for name, value in vars(prepared.mix).items()}
+    failures = [[each.sample_id, each.name, each.reason] for each in prepared.failures]
+    work = [[each.worker, each.stage, each.start, each.seconds] for each in prepared.work]
+    return arrays, {"failures": failures, "stages": vars(prepared.stages), "work": work}
+
+
+def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Prepared:
+    """The batch again; what is missing or of a wrong kind is a KeyError, TypeError or ValueError."""
+    mix = None
+    if "mix.partner" in arrays:
+        mix = Mix(arrays["mix.partner"], arrays["mix.keep"], arrays["mix.box"])
+    images, labels, sample_ids = arrays["images"], arrays["labels"], arrays["sample_ids"]
+    kinds = (images.dtype == np.uint8, images.ndim == 4, labels.dtype == np.int64, sample_ids.dtype == np.int64)
+    if not all(kinds) or not len(images) == len(labels) == len(sample_ids):
+        raise ValueError("a batch has images, labels and ids of equal number")
+    failures = [Failure(int(number), str(name), str(reason)) for number, name, reason in meta["failures"]]
+    work = [Work(str(worker), str(stage), float(start), float(took)) for worker, stage, start, took in meta["work"]]
+    return Prepared(epoch, index, images, labels, sample_ids, mix, failures, StageSeconds(**meta["stages"]), work)

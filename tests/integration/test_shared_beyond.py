@@ -1,0 +1,337 @@
+"""Shared batches beyond one machine: a real Redis, gRPC, Ray, S3, and the Lambda runtime."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from flatout.cache.bundle import read_bundle
+from flatout.cache.redis_store import RedisStore, check_redis
+from flatout.errors import BadBundle, ConfigError, ServiceUnavailable
+from flatout.service.daemon import Beyond, Place, Service, runtime_place
+from flatout.service.functions import LambdaCaller, RayCaller
+from flatout.service.lambda_handler import handler, make_event, read_answer
+from flatout.service.policy import Policy
+from flatout.service.specs import batch_bytes, batch_key, describe, stream_name
+from sharing import Checker, data_config, in_order, make_recipe, read_epochs, shared
+from training import wait_until
+
+VARIABLES = {
+    "endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION", "access_key_id": "AWS_ACCESS_KEY_ID",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+}  # fmt: skip
+POLICY = Policy(64 << 20, lease_seconds=60.0, recycles=False, keep_alive_seconds=0.2)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return runtime_place()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Redis:
+    """A redis-server of one's own, which can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.address = f"redis://127.0.0.1:{self.port}"
+        self._folder = folder
+        self.start()
+
+    def start(self, *options: str) -> None:
+        self.process = subprocess.Popen(
+            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), *options],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_until(self.answers, "redis-server")
+
+    def answers(self) -> bool:
+        try:
+            check_redis(self.address)
+        except ServiceUnavailable:
+            return False
+        return True
+
+    def command(self, *words: str) -> None:
+        subprocess.run(["redis-cli", "-p", str(self.port), *words], check=True, capture_output=True)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Redis(tmp_path)
+    yield server
+    server.kill()
+
+
+class Remote:
+    """A service behind gRPC, with batches in Redis."""
+
+    def __init__(self, place: Place, redis: str, port: int, policy: Policy = POLICY, callers: tuple = ()) -> None:
+        self.service = Service(place, policy, threads=1, beyond=Beyond(f"127.0.0.1:{port}", redis, callers))
+        self.thread = threading.Thread(target=self.service.run, args=(False,))
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.service.reception.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def remote(place: Place, redis: Redis) -> Iterator[tuple[Remote, dict[str, str]]]:
+    port = free_port()
+    running = Remote(place, redis.address, port)
+    yield running, {"shared": f"grpc://127.0.0.1:{port}", "shared_token": str(place.token)}
+    running.stop()
+
+
+def test_two_jobs_through_grpc_and_redis(shapes: Path, remote: tuple[Remote, dict[str, str]]) -> None:
+    recipe = make_recipe(shapes)
+    with shared(shapes, **remote[1]) as (first, one), shared(shapes, **remote[1]) as (second, two):
+        assert read_epochs(first, range(2), Checker(recipe)) == in_order(recipe, range(2))
+        assert read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
+        assert one.use.hits == two.use.hits == 2 * recipe.batches_per_epoch
+        assert remote[0].service.coordinator.status()["counts"]["made"] < 4 * recipe.batches_per_epoch
+
+
+def test_redis_killed_flushed_and_full(shapes: Path, redis: Redis, remote: tuple[Remote, dict[str, str]]) -> None:
+    recipe = make_recipe(shapes)
+
+    def between(count: int) -> None:
+        if count == 3:
+            redis.command("FLUSHALL")
+        elif count == 23:
+            redis.kill()
+        elif count == 43:
+            redis.start("--maxmemory", "1mb", "--maxmemory-policy", "noeviction")  # less than it takes to be empty
+
+    with shared(shapes, **remote[1]) as (loader, pool):
+        assert read_epochs(loader, range(4), Checker(recipe), between) == in_order(recipe, range(4))
+        assert pool.use.hits
+        assert pool.use.spoilt + pool.use.local + pool.use.alone > 0
+
+
+def test_network_cut(shapes: Path, place: Place, redis: Redis) -> None:
+    """The service is out of reach for a while, and comes back under the same address with another token file."""
+    recipe, port = make_recipe(shapes), free_port()
+    running = [Remote(place, redis.address, port)]
+    access = {"shared": f"grpc://127.0.0.1:{port}", "shared_token": str(place.token)}
+
+    def between(count: int) -> None:
+        if count == 10:
+            running.pop().stop()
+        if count == 30:
+            running.append(Remote(place, redis.address, port))
+        if count >= 30 and not pool.use.rejoined:
+            pool._rejoin_at = 0.0
+
+    with shared(shapes, **access) as (loader, pool):
+        assert read_epochs(loader, range(4), Checker(recipe), between) == in_order(recipe, range(4))
+        assert pool.use.alone >= 1
+        assert pool.use.rejoined == 1
+    running.pop().stop()
+
+
+def test_wrong_token_stops_the_job(shapes: Path, tmp_path: Path, remote: tuple[Remote, dict[str, str]]) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("0" * 32, encoding="ascii")
+    with pytest.raises(ConfigError, match="wrong token"), shared(shapes, **{**remote[1], "shared_token": str(wrong)}):
+        pass
+
+
+def test_nobody_there_is_survived(shapes: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0" * 32, encoding="ascii")
+    recipe = make_recipe(shapes)
+    with shared(shapes, shared=f"grpc://127.0.0.1:{free_port()}", shared_token=str(token)) as (loader, _):
+        assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+
+
+def test_what_redis_holds_is_not_believed(shapes: Path, redis: Redis) -> None:
+    store, key = RedisStore(redis.address), b"k" * 32
+    with pytest.raises(BadBundle, match="not in Redis"):
+        store.read(0, key)
+    store.commit(0, key, memoryview(b"x" * 1000), 1000)
+    with pytest.raises(BadBundle):
+        store.verify(0, key)
+    store.discard(0, key)
+    store.close()
+
+
+def test_ray_makes_batches(shapes: Path, place: Place, redis: Redis) -> None:
+    pytest.importorskip("ray")
+    recipe, port = make_recipe(shapes), free_port()
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    remote = Remote(place, redis.address, port, callers=(lambda: RayCaller(None, 1),))
+    try:
+        with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
+            wait_until(lambda: remote.service.coordinator.status()["counts"]["made"], "the first batch from Ray")
+            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+            assert pool.use.hits
+            assert list(remote.service.coordinator.status()["producers"]) == ["ray"]
+    finally:
+        remote.stop()
+
+
+def test_data_in_s3(
+    bucket, place: Place, redis: Redis, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers read from the store that the job names; the batches are those of the folder it is a copy of."""
+    shutil.copytree(shapes, bucket.folder, dirs_exist_ok=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for option, variable in VARIABLES.items():
+        monkeypatch.setenv(variable, bucket.options[option])
+    recipe, port = make_recipe(shapes), free_port()
+    remote = Remote(place, redis.address, port)
+    try:
+        with shared(bucket.url, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
+            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+            assert pool.use.hits
+    finally:
+        remote.stop()
+
+
+# Lambda
+
+
+def spec_of(shapes: Path) -> tuple[dict, int]:
+    recipe = make_recipe(shapes)
+    return json.loads(json.dumps(describe(recipe, data_config(shapes), "train"))), batch_bytes(recipe)
+
+
+def test_the_function_called_directly(shapes: Path, redis: Redis) -> None:
+    spec, most = spec_of(shapes)
+    key = batch_key(stream_name(spec), 1, 3)
+    made = read_answer(json.dumps(handler(json.loads(make_event(spec, 1, 3, most, None)), None)).encode(), 2.0)
+    assert made.gb_seconds > 0
+    assert len(read_bundle(memoryview(made.data), key, verify=True).arrays["labels"]) == 8
+    stored = read_answer(
+        json.dumps(handler(json.loads(make_event(spec, 1, 3, most, redis.address)), None)).encode(), 2.0
+    )
+    assert stored.data is None
+    view, _ = RedisStore(redis.address).read(0, key)
+    assert bytes(view)[32:] == bytes(made.data)[32:] or read_bundle(view, key, verify=True).bytes == stored.bytes
+    other = {**spec, "content": "0" * 64}
+    assert handler(json.loads(make_event(other, 1, 3, most, None)), None)["another"] is True
+    assert "version" in handler({"version": 99}, None)["error"]
+
+
+def test_the_function_behind_the_real_runtime_client(shapes: Path, tmp_path: Path) -> None:
+    """awslambdaric asks a runtime API for work, as it does inside AWS; this one has one event."""
+    pytest.importorskip("awslambdaric")
+    spec, most = spec_of(shapes)
+    answers: list[bytes] = []
+    event = make_event(spec, 0, 1, most, None)
+
+    class Api(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if answers:
+                threading.Event().wait(60)  # no more work: the client waits until it is ended
+                return
+            self.send_response(200)
+            for name, value in (
+                ("Aws-Request-Id", "8476a536-e9f4-11e8-9739-2dfe598c3fcd"),
+                ("Deadline-Ms", "1893456000000"),
+                ("Invoked-Function-Arn", "arn:aws:lambda:us-east-1:123456789012:function:maker"),
+                ("Trace-Id", "Root=1-5bef4de7-ad49b0e87f6ef6c87fc2e700;Parent=9a9197af755a6419;Sampled=1"),
+                ("Client-Context", "{}"),
+                ("Cognito-Identity", "{}"),
+            ):
+                self.send_header(f"Lambda-Runtime-{name}", value)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(event)))
+            self.end_headers()
+            self.wfile.write(event)
+
+        def do_POST(self) -> None:
+            answers.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(202)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {**os.environ, "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"}
+    process = subprocess.Popen([sys.executable, "-X", "faulthandler", "-m", "awslambdaric", "flatout.service.lambda_handler.handler"], env=environment,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    try:
+        wait_until(lambda: answers or process.poll() is not None, "the function's answer")
+        assert answers, f"{process.returncode} {process.stderr.read().decode()}"
+        made = read_answer(answers[0], 2.0)
+        assert (
+            len(read_bundle(memoryview(made.data), batch_key(stream_name(spec), 0, 1), verify=True).arrays["labels"])
+            == 8
+        )
+        assert made.cold
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        server.shutdown()
+        server.server_close()
+
+
+def test_functions_as_producers(shapes: Path, place: Place, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real boto3 client against a local endpoint that runs the handler; batches go into Redis, costs are counted."""
+    pytest.importorskip("boto3")
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps(handler(event, None)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in (("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"), ("AWS_DEFAULT_REGION", "us-east-1"),
+                        ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    recipe, port = make_recipe(shapes), free_port()
+    policy = replace(POLICY, usd_per_hour=1.0)
+    remote = Remote(place, redis.address, port, policy, (lambda: LambdaCaller("maker", redis.address, 2, 2.0, 1.7e-5),))
+    try:
+        with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
+            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+            assert pool.use.hits
+        status = remote.service.coordinator.status()
+        assert status["counts"]["requests"] == status["counts"]["made"] > 0
+        assert status["counts"]["gb_seconds"] > 0
+        assert status["spent_usd"] > 0
+    finally:
+        remote.stop()
+        server.shutdown()
+        server.server_close()

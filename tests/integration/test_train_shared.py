@@ -1,0 +1,135 @@
+"""Whole runs that share their batches are equal, to the bit, to a run that does not."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from flatout.app.simulate import simulate
+from flatout.service.daemon import Place, runtime_place
+from flatout.service.policy import Policy
+from sharing import Checker, in_order, make_recipe, read_epochs, service, shared
+from training import (
+    STEPS_PER_EPOCH,
+    assert_ledger,
+    assert_same_training,
+    command,
+    row_count,
+    start,
+    summary,
+    wait_until,
+    write_recipe,
+)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return runtime_place()
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+def test_jobs_with_0_1_4_and_16_workers_together(shapes: Path, uninterrupted: Path, work: Path, tmp_path: Path) -> None:
+    config = write_recipe(work / "tiny.yaml", shapes, data__shared="auto")
+    running = {
+        workers: start("train", config, "--set", f"data.workers={workers}", "--run", f"runs/{workers}", cwd=work,
+                       environment=environment(tmp_path))
+        for workers in (0, 1, 4, 16)
+    }  # fmt: skip
+    for workers, job in running.items():
+        finished = job.wait()
+        assert finished.code == 0, finished.err
+        run = work / "runs" / str(workers)
+        assert_same_training(run, uninterrupted)
+        used = summary(run)["shared"]
+        assert used["hits"] + used["local"] + used["alone"] == 2 * STEPS_PER_EPOCH
+        assert used["hits"]
+        assert used["most_asks_per_batch"] <= 10
+        assert summary(run)["cost"]["total_usd"] is None or summary(run)["cost"]["lines"]
+
+
+def test_killed_and_resumed(shapes: Path, uninterrupted: Path, work: Path, tmp_path: Path) -> None:
+    config = write_recipe(work / "tiny.yaml", shapes, data__shared="auto")
+    running = start("train", config, cwd=work, environment=environment(tmp_path))
+    run = work / "runs" / "tiny"
+    wait_until(lambda: row_count(run) >= STEPS_PER_EPOCH - 4 or not running.running, "most of the first epoch")
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    finished = command("train", config, cwd=work, environment=environment(tmp_path))
+    assert finished.code == 0, finished.err
+    assert_same_training(run, uninterrupted)
+    assert_ledger(run)
+
+
+def test_a_job_that_joins_at_the_window_reads_every_batch_once(shapes: Path, place: Place) -> None:
+    recipe = make_recipe(shapes)
+    count = recipe.batches_per_epoch
+    with shared(shapes) as (first, _):
+        ahead = first.epoch(0)
+        for _ in range(7):
+            next(ahead)
+        with shared(shapes, shared_start="window") as (second, pool):
+            begins = pool.summary()["order_begins_at"]
+            assert begins[0] == 0
+            assert 0 < begins[1] <= 8
+            seen = read_epochs(second, range(2), Checker(recipe))
+    order = [(begins[1] + index) % count for index in range(count)]
+    assert seen == [(epoch, index) for epoch in range(2) for index in order]
+
+
+def test_jobs_that_cannot_share_are_told(shapes: Path, place: Place) -> None:
+    with shared(shapes), shared(shapes, batch_size=4) as (loader, _):
+        assert any("nothing is shared with them: their batch_size differ" in note for note in loader.notes)
+
+
+def test_a_recorded_trace_is_decided_again(shapes: Path, place: Place, tmp_path: Path) -> None:
+    recipe, trace = make_recipe(shapes), tmp_path / "trace.jsonl"
+    with service(place, Policy(300_000), trace), shared(shapes) as (first, _), shared(shapes) as (second, _):
+        lagging = second.epoch(0)
+        next(lagging)
+        assert read_epochs(first, range(2), Checker(recipe)) == in_order(recipe, range(2))
+        for _ in lagging:
+            pass
+    replayed = simulate(trace)
+    assert replayed["decisions"] > 2 * recipe.batches_per_epoch
+    assert replayed["different"] == []
+
+
+def test_commands(shapes: Path, place: Place, work: Path, tmp_path: Path) -> None:
+    missing = command("cache", cwd=work, environment=environment(tmp_path))
+    assert missing.code == 1
+    assert "flatout serve" in missing.error_line
+    serving = start("serve", "--bytes", "64MB", "--threads", "1", "--json", cwd=work, environment=environment(tmp_path))
+    wait_until(place.socket.exists, "flatout serve")
+    with shared(shapes) as (loader, _):
+        for _ in loader.epoch(0):
+            pass
+        shown = command("cache", cwd=work, environment=environment(tmp_path))
+        assert shown.code == 0, shown.err
+        assert "batches served" in shown.out
+        counts = json.loads(command("cache", "--json", cwd=work, environment=environment(tmp_path)).out)["counts"]
+        assert counts["hits"] + counts["waited"] >= STEPS_PER_EPOCH
+    assert '"ready": 0' in command("cache", "clear", "--json", cwd=work, environment=environment(tmp_path)).out
+    assert command("serve", cwd=work, environment=environment(tmp_path)).code != 0, "one service for each user"
+    assert command("cache", "stop", cwd=work, environment=environment(tmp_path)).code == 0
+    finished = serving.wait()
+    assert finished.code == 0, finished.err
+    assert '"made"' in finished.out
+
+
+def test_simulate(work: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "simulations" / "shared.yaml"
+    text = recipe.read_text(encoding="utf-8").replace("batches_per_epoch: 391", "batches_per_epoch: 40")
+    (work / "small.yaml").write_text(text, encoding="utf-8")
+    shown = command("simulate", "small.yaml", cwd=work)
+    assert shown.code == 0, shown.err
+    assert "independent" in shown.out
+    (work / "wrong.yaml").write_text(text.replace("hands", "hand"), encoding="utf-8")
+    wrong = command("simulate", "wrong.yaml", cwd=work)
+    assert wrong.code == 2
+    assert "producers.hands" in wrong.error_line

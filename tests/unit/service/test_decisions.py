@@ -1,0 +1,63 @@
+"""What a job does about a batch it needs, whatever a service answers."""
+
+import pytest
+
+from flatout.service.decisions import (
+    MOST_ASKS,
+    PATIENCE_SECONDS,
+    Asked,
+    AskFor,
+    ComputeLocally,
+    Take,
+    apart_seconds,
+    next_action,
+)
+from flatout.service.messages import Batches, Item
+from flatout.service.policy import Allowance, lookahead, reuse_score
+
+READY = Batches(items=[Item(position=0, epoch=0, index=0, buffer=1)])
+
+
+def test_what_is_ready_is_taken_and_what_is_denied_is_made() -> None:
+    assert next_action(Asked(1, 0.1), READY) == Take()
+    assert next_action(Asked(1, 0.1), Batches(denied="no producer")) == ComputeLocally("no producer")
+
+
+@pytest.mark.parametrize("seconds_per_ask", [0.0, 0.3, 100.0])
+def test_no_answer_keeps_a_job_asking_for_ever(seconds_per_ask: float) -> None:
+    times, seconds = 0, 0.0
+    action = next_action(Asked(0, 0.0), None)
+    while isinstance(action, AskFor):
+        assert 0 < action.wait_seconds <= PATIENCE_SECONDS - seconds
+        times, seconds = times + 1, seconds + seconds_per_ask
+        assert times <= MOST_ASKS
+        action = next_action(Asked(times, seconds), Batches())
+    assert isinstance(action, ComputeLocally)
+
+
+def test_tries_to_rejoin_become_rare_but_never_end() -> None:
+    assert [apart_seconds(failures) for failures in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
+
+
+def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
+    assert lookahead(16, None, 1.0, 0.0) == 16
+    assert lookahead(16, 1.0, 0.1, 0.0) == 2
+    assert lookahead(16, 0.5, 1.0, 2.0) == 13
+    assert lookahead(16, 0.001, 1.0, 0.0) == 16
+
+
+def test_what_is_needed_sooner_and_by_more_jobs_is_worth_more() -> None:
+    assert reuse_score([]) == 0
+    assert reuse_score([10.0]) < reuse_score([1.0]) < reuse_score([1.0, 10.0])
+
+
+def test_a_cost_cap_lets_through_what_it_allows_on_average() -> None:
+    allowance = Allowance(3.6)  # a tenth of a cent each second
+    spent, now = 0.0, 0.0
+    while now < 3600:
+        now += 0.5
+        if allowance.allows(now):
+            allowance.spend(0.01)
+            spent += 0.01
+    assert 3.6 <= spent <= 3.6 * 1.1 + 0.01
+    assert Allowance(None).allows(0.0)

@@ -1,0 +1,52 @@
+"""Messages: what is encoded is decoded, and whatever else arrives is refused with a reason."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.errors import ServiceUnavailable
+from flatout.service.messages import FRAME, MOST_BYTES, Batches, Item, Next, Register, decode, encode
+
+
+def test_round_trip() -> None:
+    for message in (
+        Next(position=3, count=4, wait_seconds=0.5, released=[1, 2], step_seconds=0.25),
+        Batches(items=[Item(position=3, epoch=0, index=3, buffer=9)], share_seconds=1.5),
+        Register(stream="a" * 64, spec={"kind": "images"}, batches_per_epoch=4, batch_bytes=100, position=0),
+    ):
+        assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"kind": "nonsense"}, "tag"), ({"position": -1}, "position"), ({"position": "3"}, "position"), ({"extra": 1}, "extra"),
+     ({"count": 10**9}, "count"), ({"released": [0] * 20_000}, "released"), ({"step_seconds": float("nan")}, "makes no sense")],
+)  # fmt: skip
+def test_a_wrong_field_is_refused(changes: dict[str, object], says: str) -> None:
+    body = json.dumps({**Next(position=3).model_dump(), **changes}).encode()
+    with pytest.raises(ServiceUnavailable, match=says):
+        decode(FRAME.pack(b"FOs", 1, len(body)) + body)
+
+
+def test_another_protocol_version_or_size_is_refused() -> None:
+    body = encode(Next(position=3))[FRAME.size :]
+    for header, says in (
+        (FRAME.pack(b"GET", 1, len(body)), "does not speak"),
+        (FRAME.pack(b"FOs", 2, len(body)), "version 2"),
+        (FRAME.pack(b"FOs", 1, MOST_BYTES + 1), "over the"),
+        (FRAME.pack(b"FOs", 1, len(body) + 1), "not whole"),
+    ):
+        with pytest.raises(ServiceUnavailable, match=says):
+            decode(header + body)
+    with pytest.raises(ServiceUnavailable, match="over the"):
+        encode(Register(stream="a" * 64, spec={"x": "y" * MOST_BYTES}, batches_per_epoch=4, batch_bytes=1, position=0))
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_noise_is_refused(noise: bytes) -> None:
+    for frame in (noise, FRAME.pack(b"FOs", 1, len(noise)) + noise):
+        with pytest.raises(ServiceUnavailable):
+            decode(frame)
