@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := gcc libjpeg62-turbo-dev fuse3 iproute2
+SYSTEM := gcc libjpeg62-turbo-dev fuse3 iproute2 chromium
 
 .PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-ranks \
         soak-ranks

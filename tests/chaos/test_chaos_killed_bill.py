@@ -23,7 +23,8 @@ def test_a_killed_run_is_summed_up_and_billed_and_the_next_attempt_adds(work: Pa
     killed = summary(run)
     assert (killed["status"], listed["status"]) == ("failed", "failed")
     assert killed["samples_seen"] > last_word["samples_seen"]
-    assert killed["time"]["wall_seconds"] >= last_word["time"]["wall_seconds"] - 1.5  # spans are written every second
+    assert killed["time"]["wall_seconds"] > 0
+    assert killed["time"]["parts"]["validation"] >= last_word["time"]["parts"]["validation"] - 1e-3
     assert sum(killed["time"]["parts"].values()) == pytest.approx(killed["time"]["wall_seconds"], rel=1e-3)
     assert killed["throughput"]["samples_per_second"] > 0
     assert killed["cost"]["total_usd"] == pytest.approx(killed["time"]["wall_seconds"] / 3600 * USD_PER_HOUR)

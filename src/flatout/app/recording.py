@@ -13,6 +13,8 @@ from flatout.data.batch import Failure, StageSeconds
 from flatout.data.dataset import Dataset
 from flatout.engine.devices import Device
 from flatout.engine.loop import EpochRecord, StepRecord
+from flatout.engine.schedules import describe
+from flatout.runs.convergence import judge, metric_of
 from flatout.runs.directory import (
     EPOCH_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -25,6 +27,7 @@ from flatout.runs.directory import (
     write_json,
 )
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
+from flatout.sampling import batch_count
 from flatout.timeline import Recorder
 from flatout.timeline.merge import read_attempts
 
@@ -107,7 +110,8 @@ class RunRecords:
             "attempts": self.attempt,
             "samples_seen": samples_seen,
             "accuracy": accuracy(epochs, self._config.checkpoint.metric, higher_is_better),
-            "convergence": {"verdict": None, "why": None},
+            "convergence": self._convergence(epochs, higher_is_better),
+            "learning_rate": {"schedule": self._schedule()},
             "throughput": throughput(
                 [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
             ),
@@ -121,6 +125,7 @@ class RunRecords:
             "checkpoint": self._checkpoint(recorder),
             "cost": ledger.to_dict(),
         }
+        recorder.flush()  # so that what a kill leaves behind knows at least as much as this summary
         write_json(self._directory.cost, ledger.to_dict())
         write_json(self._directory.summary, summary)
         return summary
@@ -137,6 +142,23 @@ class RunRecords:
         self.system.close()
         for table in (self._steps, self._epochs, self._quarantine):
             table.close()
+
+    def _convergence(self, epochs: list[dict[str, str]], higher_is_better: bool) -> dict[str, Any]:
+        train = self._config.train
+        return judge(
+            epochs,
+            metric_of(self._config.checkpoint.metric, higher_is_better),
+            classes=len(self._dataset.classes),
+            planned_epochs=train.epochs,
+            peak_learning_rate=train.lr,
+            emulated=self._device.kind == "emulated",
+        ).to_dict()
+
+    def _schedule(self) -> str:
+        train, batches = self._config.train, batch_count(len(self._dataset.train), self._config.data.batch_size)
+        total = min(train.epochs * batches, train.max_steps or train.epochs * batches)
+        warmup = round(train.warmup_epochs * batches)
+        return describe(train.schedule, total, train.lr, warmup, train.milestones, train.gamma)
 
     def data_totals(self, stages: StageSeconds) -> dict[str, Any]:
         """Over all attempts; of one that was killed, what its last summary knew."""
@@ -156,6 +178,7 @@ class RunRecords:
     def _data(self, stages: StageSeconds) -> dict[str, Any]:
         return {
             "samples_total": len(self._dataset.train) + (len(self._dataset.val) if self._dataset.val else 0),
+            "classes": len(self._dataset.classes),
             "dataset_bytes": self._dataset.total_bytes,
             **self.data_totals(stages),
             "quarantined": len(self._quarantined),

@@ -10,7 +10,6 @@ from flatout.config.loading import parse_assignments as parse_assignments
 from flatout.cost.settling import settle
 from flatout.reports.configuration import config_table
 from flatout.reports.listing import runs_table
-from flatout.reports.terminal import render
 from flatout.runs import Run
 from flatout.runs import list_runs as find_runs
 from flatout.runs import read_run as find_run
@@ -22,10 +21,6 @@ def read_run(path: Path | str) -> Run:
 
 def list_runs(folder: Path) -> list[Run]:
     return [settle(run) for run in find_runs(folder)]
-
-
-def print_run(run: Run) -> None:
-    Console(highlight=False).print(render(run))
 
 
 def run_list(folder: Path) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ def demo(
 ) -> None:
     """Make a small dataset, train on it and report: under two minutes on two cores."""
     from flatout.app.demo import NEXT_STEPS, run_demo
-    from flatout.app.show import print_run
+    from flatout.app.report_run import print_report
 
     finished = run_demo(run, quiet=as_json)
     if as_json:
         print_json(finished.summary)
     else:
-        print_run(finished)
+        print_report(finished)
         typer.echo(NEXT_STEPS.format(run=finished.directory))

@@ -33,7 +33,8 @@ def train(
 
     Examples:  flatout train recipes/demo.yaml   |   flatout train my.yaml --set train.lr=0.1 --run runs/low-lr
     """
-    from flatout.app.show import parse_assignments, print_run
+    from flatout.app.report_run import print_report
+    from flatout.app.show import parse_assignments
     from flatout.app.train_run import train_run
 
     overrides = parse_assignments(assignments or [])
@@ -43,4 +44,4 @@ def train(
     if as_json:
         print_json(finished.summary)
     else:
-        print_run(finished)
+        print_report(finished)

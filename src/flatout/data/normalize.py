@@ -3,11 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flatout.data.decode import native
+from flatout.data.pools import Buffers
 from flatout.data.views import SHIPPED, View
+
+_FLOATS = Buffers()
 
 
 @lru_cache(maxsize=64)
@@ -24,7 +28,8 @@ def _normalize_compiled(images: Tensor, view: View) -> Tensor:
     assert native is not None
     scale, bias = _constants(view.mean, view.std, images.device, torch.float32)
     factors = torch.cat([scale.reshape(3), bias.reshape(3)]).numpy()
-    out = torch.empty(images.shape, dtype=torch.float32)
+    # fresh memory would be mapped page by page: five times the time of the arithmetic
+    out = torch.from_numpy(_FLOATS.take((4 * images.numel(),)).view(np.float32).reshape(tuple(images.shape)))
     parts = min(len(images), torch.get_num_threads())
     if parts <= 1 or images.numel() < 2**20:
         native.normalize(images.numpy(), out.numpy(), factors)

@@ -13,7 +13,17 @@ from markupsafe import Markup
 from flatout.reports.page import joined, printable, shown
 
 MOST_POINTS = 1000  # per series: more than a screen has pixels to show
+_LARGEST = 1e100  # what is beyond has diverged, and would flatten all else
+_PARTS = (
+    "startup", "data_wait", "copy", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
+    "other", "unattributed",
+)  # fmt: skip
 Point = tuple[float, float | None]
+
+
+def in_order(part: str) -> tuple[int, str]:
+    """Sorts parts of the ledger as a run meets them; names not known here come last."""
+    return (_PARTS.index(part) if part in _PARTS else len(_PARTS), part)
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Block:
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     """At most about `most` points, with the lowest and highest of every stretch kept: a spike is never lost."""
-    finite = [(x, y if y is not None and math.isfinite(y) else None) for x, y in points]
+    finite = [(x, y if y is not None and abs(y) < _LARGEST else None) for x, y in points]  # NaN is not smaller either
     if len(finite) <= most:
         return finite
     size = 2 * len(finite) / most
@@ -58,7 +68,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / wanted
     unit = 10.0 ** math.floor(math.log10(rough))
-    stride = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
+    stride = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
     first = math.ceil(low / stride - 1e-9)
     return [n * stride for n in range(first, math.floor(high / stride + 1e-9) + 1)]
 
@@ -73,14 +83,16 @@ def line_chart(
     marks: Sequence[tuple[float, str]] = (),
     height: int = 190,
     scatter: bool = False,
+    log_x: bool = False,
 ) -> Markup:
-    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines."""
+    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines.
+    `log_x`: every x is given as its logarithm to base 10, and written as what it stands for."""
     drawn = [Series(s.name, thin(s.points), s.style or f"s{i % 8}", s.faint, s.dots) for i, s in enumerate(series)]
     values = [y for s in drawn for _, y in s.points if y is not None]
     if not values:
         return Markup("")
     xs = [x for s in drawn for x, _ in s.points]
-    frame = _Frame(min(xs), max(xs), *_extent(values, from_zero), height)
+    frame = _Frame(min(xs), max(xs), *_extent(values, from_zero), height, log_x)
     groups = joined(_curve(i, s, frame, scatter) for i, s in enumerate(drawn))
     lines = joined(_mark(frame, x, name) for x, name in marks)
     return _figure(title, note, _summary(title, drawn, unit), frame, Markup("{}{}").format(lines, groups),
@@ -102,7 +114,7 @@ def area_chart(
     """What every stretch of equal length consists of, stacked; names are colour classes, values shares of 1."""
     if not bins:
         return Markup("")
-    names = [name for name in dict.fromkeys(n for each in bins for n in each) if any(each.get(name) for each in bins)]
+    names = sorted({name for each in bins for name, share in each.items() if share > 0}, key=in_order)
     frame = _Frame(*extent, 0.0, 100.0, 150)
     below, paths, width = [0.0] * len(bins), [], 1000 / len(bins)
     for name in names:
@@ -173,8 +185,11 @@ def _strip(name: str, blocks: Sequence[Block], low: float, high: float) -> Marku
 class _Frame:
     """Where values fall in a plot 1000 units wide."""
 
-    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, height: int) -> None:
+    def __init__(
+        self, x_low: float, x_high: float, y_low: float, y_high: float, height: int, log_x: bool = False
+    ) -> None:
         self.x_low, self.x_high, self.y_low, self.y_high, self.height = x_low, x_high, y_low, y_high, height
+        self.log_x = log_x
 
     def x(self, value: float) -> float:
         return 1000 * (value - self.x_low) / (self.x_high - self.x_low) if self.x_high > self.x_low else 500.0
@@ -186,7 +201,8 @@ class _Frame:
 def _extent(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
     low, high = min(values), max(values)
     low = min(0.0, low) if from_zero else low
-    room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    room = max(0.05 * (high - low), 1e-9 * abs(high)) or 1.0
+    room = max(room, 1e-90)  # differences this small are rounding
     return (low if low >= 0 and low - room < 0 else low - room, high + room)
 
 
@@ -229,20 +245,20 @@ def _figure(
 
 
 def _grid(frame: _Frame) -> Markup:
-    lines = "".join(f"M0 {frame.y(t):.1f}H1000" for t in ticks(frame.y_low, frame.y_high, 4))
+    lines = "".join(f"M0 {frame.y(t):.1f}H1000" for t in ticks(frame.y_low, frame.y_high))
     return Markup('<path class="grid" d="{}"/>').format(lines)
 
 
 def _y_axis(frame: _Frame, unit: str) -> Markup:
     text = Markup('<text x="50" y="{:.1f}" text-anchor="end">{}</text>')
-    marks = ticks(frame.y_low, frame.y_high, 4)
+    marks = ticks(frame.y_low, frame.y_high)
     labels = joined(text.format(frame.y(t) + 4, f"{t:.6g}{unit}") for t in marks)
     return Markup('<svg height="{}" aria-hidden="true">{}</svg>').format(frame.height, labels)
 
 
 def _x_axis(frame: _Frame, x_label: str) -> Markup:
     marks = ticks(frame.x_low, frame.x_high, 5)
-    at = [(frame.x(t) / 10, f"{t:,.6g}") for t in marks]
+    at = [(frame.x(t) / 10, f"{10**t:.2g}" if frame.log_x else f"{t:,.6g}") for t in marks]
     text = Markup('<text x="{:.2f}%" y="14" text-anchor="{}">{}</text>')
     labels = joined(text.format(x, _anchor(x), t) for x, t in at)
     name = Markup('<text x="50%" y="29" text-anchor="middle">{}</text>').format(printable(x_label))
@@ -279,7 +295,8 @@ def _switches(series: Sequence[Series]) -> Markup:
 
 def _data(series: Sequence[Series], frame: _Frame, x_label: str, unit: str) -> str:
     points = [{"name": printable(s.name), "points": [[_short(x), _short(y)] for x, y in s.points]} for s in series]
-    values = {"x": [frame.x_low, frame.x_high], "x_label": printable(x_label), "unit": unit, "series": points}
+    values = {"x": [frame.x_low, frame.x_high], "x_label": printable(x_label), "unit": unit, "series": points,
+              "log_x": frame.log_x}  # fmt: skip
     return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 

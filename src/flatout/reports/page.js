@@ -17,7 +17,7 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
   };
   const write = value => Number(value.toPrecision(5)).toLocaleString("en", {maximumSignificantDigits: 5});
   const show = x => {
-    const lines = [`${chart.x_label} ${write(x)}`];
+    const lines = [`${chart.x_label} ${write(chart.log_x ? 10 ** x : x)}`];
     chart.series.forEach((series, i) => {
       if (groups[i].classList.contains("off") || !series.points.length) return;
       const point = nearest(series.points, x);

@@ -165,6 +165,8 @@ def _choose_looks(steps: Sequence[Mapping[str, str]]) -> list[CloseLook]:
 
 def _keep_main(looks: Sequence[CloseLook], attempt: int, row: Row, waits: list[Row]) -> list[Row]:
     """Add the row to the look it belongs to; returns the waits for data that still wait for their step."""
+    if row.spans > 1:  # a sum has no place in time
+        return []
     if row.name == "data_wait":
         return [row]
     for look in looks:

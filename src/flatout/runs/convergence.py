@@ -133,7 +133,8 @@ def _overfitting(curves: Curves, metric: Metric) -> tuple[bool | None, str]:
     if len(at) < _FEWEST:
         return None, f"cannot be told: {_count(len(at))} with a loss, at least {_FEWEST} are needed"
     best = min(range(len(losses)), key=losses.__getitem__)
-    rise, since = losses[-1] / losses[best] - 1, f"epoch {at[best] + 1}"
+    rise = (losses[-1] - losses[best]) / (abs(losses[best]) or 1.0)
+    since = f"epoch {at[best] + 1}"
     train_then, train_now = _last(curves.train_loss[: at[best] + 1]), _last(curves.train_loss)
     falls = train_then is not None and train_now is not None and train_now < train_then
     if best >= len(losses) - 2 or rise < _RISE:
@@ -221,7 +222,11 @@ def _schedule_end(curves: Curves, peak: float | None) -> str:
     peak = peak or max((value for value in curves.learning_rate if value is not None), default=None)
     if rate is None or not peak or rate > _SCHEDULE_END * peak:
         return ""
-    return f"the learning rate has ended at {rate:.2g} ({100 * rate / peak:.2g} % of its peak)"
+    return (
+        f"the learning rate has ended at {rate:.2g} of {peak:g}"
+        if rate > 1e-4 * peak
+        else ("the learning rate has ended at 0")
+    )
 
 
 def _train_words(curves: Curves) -> str:

@@ -24,12 +24,16 @@ class EpochLedger:
         self._first_steps = list(firsts.values())
         self._waits: list[Row] = []  # for data: they belong to the step that follows
         self._end = 0.0
+        self._attempt = 0
+        self._last_attempt: dict[int, int] = {}
         self.startup: dict[str, float] = {}
         self.epochs: dict[int, dict[str, float]] = {}
+        self.restarted: set[int] = set()  # epochs that more than one attempt worked on
 
     def start_attempt(self) -> None:
         self._flush(0)
         self._end = 0.0
+        self._attempt += 1
 
     def add(self, row: Row) -> None:
         if row.name == "data_wait":
@@ -47,15 +51,18 @@ class EpochLedger:
         self._waits.clear()
 
     def _book(self, row: Row, step: int) -> None:
-        parts = self.startup if step < 1 or not self._epochs else self.epochs.setdefault(self._epoch_of(step), {})
+        parts = self.startup if step < 1 or not self._epochs else self._parts_of(step)
         parts[row.name] = parts.get(row.name, 0.0) + row.own
         end = max(self._end, row.start + row.seconds)
         # Less than nothing where spans were inside this one: what lay before them was booked as a gap, and is its own.
         parts["unattributed"] = parts.get("unattributed", 0.0) + end - self._end - row.own
         self._end = end
 
-    def _epoch_of(self, step: int) -> int:
-        return self._epochs[max(0, bisect_right(self._first_steps, step) - 1)]
+    def _parts_of(self, step: int) -> dict[str, float]:
+        epoch = self._epochs[max(0, bisect_right(self._first_steps, step) - 1)]
+        if self._last_attempt.setdefault(epoch, self._attempt) != self._attempt:
+            self.restarted.add(epoch)
+        return self.epochs.setdefault(epoch, {})
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class EpochAccount:
     validation: float
     checkpoint: float
     other: float
-    restarted: bool  # parts were done again after a restart
+    restarted: bool  # more than one attempt worked on it: what was lost with the first is in `other`
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,9 +90,7 @@ class EpochAccount:
 DIFFERENCES = ("data_wait", "warm_up", "uneven_steps", "validation", "checkpoint", "other")
 
 
-def account_epochs(
-    steps: Sequence[Mapping[str, str]], ledger: Mapping[int, Mapping[str, float]], batch_size: int
-) -> list[EpochAccount]:
+def account_epochs(steps: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int) -> list[EpochAccount]:
     """One account for every epoch that has steps and spans; `steps` are those that count."""
     by_epoch: dict[int, list[Mapping[str, str]]] = {}
     for row in steps:
@@ -94,16 +99,17 @@ def account_epochs(
     accounts = []
     for epoch, rows in by_epoch.items():
         fresh = {row["attempt"] for row in rows} - attempts
-        if epoch in ledger:
-            accounts.append(_account(epoch, rows, ledger[epoch], batch_size, fresh))
+        if epoch in ledger.epochs:
+            accounts.append(_account(epoch, rows, ledger, batch_size, fresh))
         attempts |= fresh
     return accounts
 
 
 def _account(
-    epoch: int, rows: Sequence[Mapping[str, str]], parts: Mapping[str, float], batch_size: int, fresh: set[str]
+    epoch: int, rows: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int, fresh: set[str]
 ) -> EpochAccount:
     """`fresh`: attempts whose first step is in this epoch."""
+    parts = ledger.epochs[epoch]
     compute = [float(row["step_seconds"]) - float(row["data_wait_seconds"]) for row in rows]
     median = quantile(sorted(compute), 0.5)
     starts = [next(i for i, row in enumerate(rows) if row["attempt"] == attempt) for attempt in fresh]
@@ -115,7 +121,7 @@ def _account(
         epoch, batches, median, estimate, actual,
         warm_up=warm_up, uneven_steps=sum(compute) - warm_up - estimate,
         other=actual - sum(compute) - sum(known.values()),
-        restarted=len({row["attempt"] for row in rows}) > 1, **known,
+        restarted=epoch in ledger.restarted, **known,
     )  # fmt: skip
 
 

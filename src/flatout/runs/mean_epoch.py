@@ -25,9 +25,10 @@ def mean_epoch(run: Run) -> MeanEpoch | None:
     batch_size = (run.config.get("data") or {}).get("batch_size")
     if not run.epochs or not isinstance(batch_size, int):
         return None
-    ledger = read_activity(RunDirectory(run.directory).spans / "rank0.jsonl", run.steps).ledger.epochs
+    by_epoch = read_activity(RunDirectory(run.directory).spans / "rank0.jsonl", run.steps).ledger
+    ledger = by_epoch.epochs
     whole = {int(row["epoch"]) for row in run.epochs}
-    accounts = [each for each in account_epochs(run.steps, ledger, batch_size) if each.epoch in whole]
+    accounts = [each for each in account_epochs(run.steps, by_epoch, batch_size) if each.epoch in whole]
     if not accounts:
         return None
 

@@ -23,6 +23,7 @@ class Row(NamedTuple):
     seconds: float
     own: float
     value: float | None
+    spans: int = 1  # more where a long run summed up short spans: `seconds` is their sum, `start` that of the first
 
 
 def read_rows(path: Path) -> Iterator[Started | Row]:
@@ -45,5 +46,5 @@ def _row(values: dict[str, Any]) -> Started | Row:
     value = values.get("value")
     return Row(
         lane, str(values["name"]), int(values.get("step") or 0), float(values["start"]), seconds, own,
-        None if value is None else float(value),
+        None if value is None else float(value), int(values.get("count", 1)),
     )  # fmt: skip

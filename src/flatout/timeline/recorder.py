@@ -146,7 +146,7 @@ class Recorder:
     def close(self) -> None:
         while self._stack:
             self._leave()
-        self._write()
+        self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -178,7 +178,7 @@ class Recorder:
             if self.device_clock is not None and name in _ON_DEVICE:
                 self.device_clock.mark(name)
         if now - self._flushed > _FLUSH_SECONDS:
-            self._write()
+            self.flush()
             self._flushed = now
 
     def _split_wait(self, start: float, seconds: float) -> None:
@@ -210,7 +210,8 @@ class Recorder:
             f'"seconds":{seconds:.6f},"own":{own:.6f}{many}}}\n'
         )
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Hand what is finished to the kernel: a kill -9 after this loses none of it."""
         for name, (count, start, seconds, own) in self._short.items():
             self._lines.append(self._line(name, start, seconds, own, count))
         self._short.clear()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flatout.config.schema import ViewConfig
+from flatout.data.decode import native
 from flatout.data.normalize import normalize
 from flatout.data.views import SHIPPED, View, resolve_view
 from flatout.errors import ConfigError
@@ -100,3 +101,17 @@ def test_normalisation_is_that_of_the_view(channels_last: bool) -> None:
     expected = (images.float() / 255 - mean) / std
     assert torch.allclose(normalize(images, view, channels_last=channels_last), expected, atol=1e-5)
     assert torch.equal(normalize(images), normalize(images, "eval-224"))
+
+
+@pytest.mark.skipif(native is None, reason="the compiled path is not built")
+def test_memory_of_floats_is_used_again_only_when_nobody_holds_it() -> None:
+    black, white = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.full((4, 3, 8, 8), 255, dtype=torch.uint8)
+    first = normalize(black)
+    part, kept = first[1:2], first[1:2].clone()
+    place = first.data_ptr()
+    del first  # a view of it is still held
+    assert normalize(white).data_ptr() != place
+    assert torch.equal(part, kept)
+    del part
+    again = {normalize(white).data_ptr() for _ in range(3)}
+    assert place in again or len(again) == 1  # one buffer goes round

@@ -1,7 +1,6 @@
 """What a person reads about a run: the facts that are known, n/a for the others, names as they are."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from flatout.reports.listing import runs_table
 from flatout.reports.lr_plot import write_lr_plot
 from flatout.reports.terminal import render
 from flatout.runs import Run
+from flatout.runs.details import read_details
 
 SUMMARY: dict[str, Any] = {
     "run": "demo", "status": "completed", "cause": None, "attempts": 2, "samples_seen": 7200,
@@ -33,6 +33,10 @@ def run_of(summary: dict[str, Any], directory: str = "runs/demo") -> Run:
     return Run(Path(directory), summary, {}, {}, [], epochs)
 
 
+def render_run(run: Run) -> RenderableType:
+    return render(read_details(run), {"page": "runs/demo/report.html"})
+
+
 def shown(renderable: RenderableType) -> str:
     console = Console(width=140, highlight=False, file=io.StringIO())
     console.print(renderable)
@@ -40,28 +44,32 @@ def shown(renderable: RenderableType) -> str:
 
 
 def test_a_complete_run_on_one_screen() -> None:
-    text = shown(render(run_of(SUMMARY)))
+    text = shown(render_run(run_of(SUMMARY)))
     for fact in (
-        "flatout: demo", "completed", "top-1 81.2 %", "in 1 min 40 s", "top-5 99.00 %", "best epoch 5", "train 0.321",
-        "validation 0.654", "413 samples/s", "step 155 ms (p50 150 ms, p95 200 ms)", "6 epochs", "7,200 samples",
-        "2 attempt(s)", "1,440 samples, 1.5 MB, 3 in quarantine", "Test CPU", "$1.25", "runs/demo", "4 files, 12 MB",
+        "flatout: demo", "completed", "top-1 81.2 %", "in 1 min 40 s", "top-5 99.0 %", "best in epoch 5",
+        "training loss 0.321", "validation loss 0.654", "413 samples/s", "155 ms (median 150 ms, 95 % below 200 ms)",
+        "6 epochs", "7,200 samples", "no, it ran to its end, in 2 attempts", "1,440 samples, 1.5 MB, 3 in quarantine",
+        "Test CPU: utilisation n/a", "$1.25", "runs/demo", "4 files, 12 MB", "runs/demo/report.html",
     ):  # fmt: skip
         assert fact in text, fact
     assert "EMULATED" not in text
-    lines = {line.split("■")[1].split()[0]: line for line in text.splitlines() if "■" in line}
-    assert list(lines) == ["forward", "data", "startup", "unattributed"]  # by size
-    assert "25.0 %" in lines["data"]
+    legend = [entry.split() for line in text.splitlines() for entry in line.strip("│ ").split("■")[1:]]
+    assert legend == [
+        ["forward", "69.5", "%", "1", "min", "10", "s"], ["data", "wait", "25.0", "%", "25", "s"],
+        ["startup", "5.0", "%", "5", "s"], ["unattributed", "0.5", "%", "500", "ms"],
+    ]  # fmt: skip
+    assert text.count("█") == 60
 
 
 def test_a_failed_run_tells_its_cause() -> None:
-    text = shown(render(run_of({**SUMMARY, "status": "failed", "cause": "the loss is NaN at step 12"})))
+    text = shown(render_run(run_of({**SUMMARY, "status": "failed", "cause": "the loss is NaN at step 12"})))
     assert "failed" in text
     assert "the loss is NaN at step 12" in text
 
 
 def test_an_emulated_run_says_so_everywhere() -> None:
     run = run_of({**SUMMARY, "device": {"name": "emulated", "emulated": True}})
-    assert "EMULATED device: accuracy means nothing" in shown(render(run))
+    assert "EMULATED device: accuracy means nothing" in shown(render_run(run))
     assert "completed (emulated)" in shown(runs_table([run]))
     assert "emulated" not in shown(runs_table([run_of(SUMMARY)]))
 
@@ -77,7 +85,7 @@ def test_an_emulated_run_says_so_everywhere() -> None:
     ],
 )
 def test_a_partial_summary_is_shown_with_na_and_no_error(summary: dict[str, Any]) -> None:
-    text = shown(render(run_of(summary)))
+    text = shown(render_run(run_of(summary)))
     assert summary.get("status", "failed") in text
     assert "n/a" in text
     assert "None" not in text
@@ -86,9 +94,9 @@ def test_a_partial_summary_is_shown_with_na_and_no_error(summary: dict[str, Any]
 
 
 def test_what_was_not_measured_is_na_and_not_zero() -> None:
-    text = shown(render(run_of({"status": "failed"})))
-    assert "n/a (no validation yet)" in text
-    assert "n/a samples/s, step n/a" in text
+    text = shown(render_run(run_of({"status": "failed"})))
+    assert "n/a (not validated yet)" in text
+    assert "n/a (no steps yet)" in text
     assert "n/a (set cost.instance or cost.usd_per_hour)" in text
     assert "no time recorded yet" in text
 
@@ -102,13 +110,24 @@ def test_names_are_text_and_never_markup(name: str) -> None:
         {**SUMMARY, "run": name, "cause": f"class {name} is empty", "device": {"name": name, "emulated": False}},
         f"runs/{name}",
     )
-    text = shown(render(run))
+    text = shown(render_run(run))
     assert f"flatout: {name}" in text
     assert f"class {name} is empty" in text
     assert f"runs/{name}" in text
-    assert text.count(name) == 4
+    assert text.count(name) == 5  # title, cause twice, device, directory
     assert name in shown(runs_table([run]))
     assert name in shown(config_table([("name", name, name)]))
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    text = shown(render_run(run_of({**SUMMARY, "run": "a\x1b[2J", "cause": "b\x1b]0;x\x07"}, "runs/c\x1b[31m")))
+    assert "\x1b" not in text
+    assert "a\\x1b[2J" in text
+
+
+def test_an_alarm_is_in_the_headline() -> None:
+    convergence = {"verdict": "wrong labels", "why": "validation is at chance", "alarms": ["validation is at chance"]}
+    assert "ALARM: validation is at chance" in shown(render_run(run_of({**SUMMARY, "convergence": convergence})))
 
 
 def test_runs_in_a_table() -> None:
@@ -132,6 +151,7 @@ def test_a_name_cannot_break_out_of_the_plot(tmp_path: Path) -> None:
     write_lr_plot(tmp_path / "lr.html", attack, result)
     page = (tmp_path / "lr.html").read_text(encoding="utf-8")
     assert attack not in page
+    assert page.count("<script") == 1
     assert "alert(1)" in page
-    assert "src=" not in page.split("Plotly.newPlot")[-1]  # one file, nothing fetched
-    assert json.dumps(0.2) in page
+    assert ">0.1<" in page.replace("\n", "")  # the axis says rates, not logarithms
+    assert len(page) < 50_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from flatout.app.import_run import default_name, import_run
-from flatout.app.show import print_run
+from flatout.app.report_run import print_report
 from flatout.cli import register
 from flatout.cli.main import app
 from flatout.errors import DataError, RunDirectoryError
@@ -59,7 +59,7 @@ def test_lightning(tmp_path: Path) -> None:
     assert run.summary["accuracy"] == {"top1": 0.5, "top5": None, "val_loss": 1.5, "train_loss": 1.8, "best_epoch": 1}
     assert run.summary["imported"]["columns_not_used"] == ["train_acc"]
     assert run.summary["time"]["wall_seconds"] is None
-    print_run(run)
+    print_report(run)
 
 
 def test_losses_of_steps_without_any_of_epochs_are_averaged(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""A run as one self-contained page: what came of it, where the time and money went, and everything to check it by."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from flatout.reports.answers import answers, is_emulated, network_points
+from flatout.reports.curves import curve_charts, network_chart, resource_charts
+from flatout.reports.page import (
+    folded,
+    joined,
+    navigation,
+    note,
+    page,
+    pairs,
+    paragraph,
+    pill,
+    preformatted,
+    section,
+    shown,
+    table,
+    tiles,
+)
+from flatout.reports.timeline_view import epoch_bars, estimate_table, ledger_bar, timeline
+from flatout.runs.convergence import metric_of
+from flatout.runs.details import Details
+from flatout.runs.directory import write_text
+from flatout.units import format_bytes, format_seconds, format_share, format_usd
+
+_STATUS = {"completed": "good", "running": "", "stopped": "warn"}
+_VERDICTS = {"trained": "good", "still improving": "warn", "too early": "", "unknown": ""}
+_MOST_QUARANTINED = 200
+_FINDING = ("evidence", "fix", "gain", "usd")
+
+
+def write_report_page(path: Path, details: Details) -> None:
+    write_text(path, report_page(details))
+
+
+def report_page(details: Details) -> str:
+    """Needs nothing but what is in `details`: every run gives a page, whatever became of it."""
+    sections = [
+        ("time", "Time", section("Where the time went", *_time(details), anchor="time")),
+        ("answers", "Answers", section("Answers", pairs(answers(details)), anchor="answers")),
+        ("curves", "Curves", section("Curves", *_curves(details), anchor="curves")),
+        ("epochs", "Epochs", section("Epochs", epoch_bars(details), estimate_table(details), anchor="epochs")),
+        ("timeline", "Timeline", section("Timeline", timeline(details.activity), anchor="timeline")),
+        ("machine", "Machine", section("The machine", *_machine(details), anchor="machine")),
+        ("cost", "Cost", section("Cost", *_cost(details), anchor="cost")),
+        ("findings", "Findings", section("Findings", *_findings(details), anchor="findings")),
+        ("files", "Files", section("Files and data", *_files(details), anchor="files")),
+        ("setup", "Configuration", section("Configuration and environment", *_setup(details), anchor="setup")),
+    ]
+    present = [each for each in sections if each[2]]
+    body = Markup("<header>{}{}{}</header>\n<main>{}\n{}</main>\n<footer>{}</footer>").format(
+        _headline(details), joined(_notes(details)), navigation((anchor, name) for anchor, name, _ in present),
+        _tiles(details), joined(content for _, _, content in present), _footer(details),
+    )  # fmt: skip
+    return page(f"{details.run.name}: {details.run.status}", body)
+
+
+def _headline(details: Details) -> Markup:
+    run, verdict = details.run, details.convergence["verdict"]
+    pills = [pill(run.status, _STATUS.get(run.status, "bad"))]
+    pills += [pill("emulated device", "warn")] if is_emulated(details) else []
+    pills += [pill(verdict, _VERDICTS.get(verdict, "bad"))] if verdict != "unknown" else []
+    return Markup("<h1>{}</h1>{}{}").format(
+        shown(run.name), joined(pills), paragraph(f"{_capital(details.convergence['why'])}.", "lead")
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _notes(details: Details) -> list[Markup]:
+    """What a reader must not miss."""
+    notes, cause = [], details.run.summary.get("cause")
+    if is_emulated(details):
+        notes.append(note("The device is emulated: compute was replaced by a calibrated wait. Accuracy means nothing; "
+                          "times of data, network and records are real."))  # fmt: skip
+    if cause:
+        notes.append(note(_capital(cause), "warn" if details.run.status == "stopped" else "bad"))
+    notes += [note(_capital(alarm), "bad") for alarm in details.convergence.get("alarms") or []]
+    notes += [note(_capital(details.diagnosis))] if details.diagnosis else []
+    return notes
+
+
+def _tiles(details: Details) -> Markup:
+    summary, parts = details.run.summary, (details.run.summary.get("time") or {}).get("parts") or {}
+    wall = (summary.get("time") or {}).get("wall_seconds")
+    found, speed = summary.get("accuracy") or {}, summary.get("throughput") or {}
+    metric = metric_of((details.run.config.get("checkpoint") or {}).get("metric") or "top1")
+    value = found.get(metric.name)
+    rate, use = speed.get("samples_per_second"), (summary.get("device_use") or {}).get("utilization_mean")
+    emulated = "emulated" if is_emulated(details) else ""
+    total = (summary.get("cost") or {}).get("total_usd")
+    step = (speed.get("step_seconds") or {}).get("p50")
+    return tiles([
+        (metric.title, None if value is None else metric.write(value), emulated or _best(found)),
+        ("wall clock", format_seconds(wall), f"{len(details.run.steps):,} steps"),
+        ("samples/s", None if rate is None else f"{rate:,.0f}", emulated or f"median step {format_seconds(step)}"),
+        ("waiting for data", format_share(parts.get("data_wait"), wall), "of the wall clock"),
+        ("device utilisation", None if use is None else f"{100 * use:.0f} %", emulated or _device_name(summary)),
+        ("cost", format_usd(total), "" if total is not None else "no price set"),
+    ])  # fmt: skip
+
+
+def _best(found: dict[str, Any]) -> str:
+    return "" if found.get("best_epoch") is None else f"best in epoch {found['best_epoch'] + 1}"
+
+
+def _device_name(summary: dict[str, Any]) -> str:
+    return str((summary.get("device") or {}).get("name") or "")
+
+
+def _time(details: Details) -> list[Markup]:
+    time = details.run.summary.get("time") or {}
+    return [ledger_bar(time.get("wall_seconds"), time.get("parts") or {})]
+
+
+def _curves(details: Details) -> list[Markup]:
+    if not details.run.steps and not details.run.epochs:
+        return [paragraph("No step has been recorded.", "dim")]
+    how = "Point at a curve, or focus it and use the arrow keys, to read values; names switch series."
+    return [paragraph(how, "dim"), curve_charts(details)]
+
+
+def _machine(details: Details) -> list[Markup]:
+    if not details.system:
+        return [paragraph("The machine's use was not recorded (no system.csv).", "dim")]
+    return [resource_charts(details.system), network_chart(details, network_points(details))]
+
+
+def _cost(details: Details) -> list[Markup]:
+    found = details.run.summary.get("cost") or {}
+    lines = found.get("lines") or []
+    missing = [note(each) for each in found.get("unpriced") or []]
+    if found.get("total_usd") is None and not lines:
+        return [*(missing or [paragraph("No price is set: name cost.instance or cost.usd_per_hour.", "dim")])]
+    rows = [[line["name"], f"{line['quantity']:,.6g}", line["unit"], f"${line['unit_price_usd']:.6g}",
+             format_usd(line["usd"])] for line in lines]  # fmt: skip
+    rows.append(["total", "", "", "", format_usd(found.get("total_usd"))])
+    dated = paragraph(f"Prices as of {found.get('prices_dated') or 'n/a'}.", "dim")
+    return [table(["item", "quantity", "unit", "price", "cost"], rows, total=True), dated, *missing]
+
+
+def _findings(details: Details) -> list[Markup]:
+    """What `flatout explain` left in findings.json."""
+    return [
+        joined([Markup("<h3>{}</h3>").format(shown(each.get("title") or each.get("id"))),
+                pairs((key, _words(each[key])) for key in _FINDING if each.get(key) is not None)])
+        for each in details.findings
+    ]  # fmt: skip
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(each)}" for key, each in value.items() if each is not None)
+    if isinstance(value, list):
+        return "; ".join(map(_words, value))
+    return f"{value:.4g}" if isinstance(value, float) else "n/a" if value is None else str(value)
+
+
+def _files(details: Details) -> list[Markup]:
+    sizes = [[name, format_bytes(size) if size else "link"] for name, size in details.checkpoints]
+    content = [paragraph(Markup("Run directory: <code>{}</code>").format(shown(details.run.directory)))]
+    content += [table(["checkpoint", "size"], sizes)]
+    if details.quarantine:
+        bad = [[row.get("name"), row.get("split"), row.get("reason")] for row in details.quarantine[:_MOST_QUARANTINED]]
+        count = len(details.quarantine)
+        more = f" (the first {_MOST_QUARANTINED})" if count > _MOST_QUARANTINED else ""
+        content += [folded(f"{count:,} samples in quarantine{more}", table(["sample", "split", "reason"], bad))]
+    return content
+
+
+def _setup(details: Details) -> list[Markup]:
+    run = details.run
+    facts = [(name.replace("_", " "), _words(value)) for name, value in run.environment.items() if value is not None]
+    facts += [
+        (name.replace("_", " "), str(run.summary.get(name) or "n/a")) for name in ("data_fingerprint", "config_digest")
+    ]
+    config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else ""
+    return [pairs(facts), folded("config.yaml", preformatted(config)) if config else Markup("")]
+
+
+def _footer(details: Details) -> Markup:
+    version = details.run.environment.get("flatout")
+    written = f" by flatout {version}" if version else ""
+    return paragraph(f"Recorded{written}; figures come from the files of the run alone. n/a: not measured.")
