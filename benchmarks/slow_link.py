@@ -77,7 +77,7 @@ def speed(only: list[str], rate: str) -> Iterator[tuple[str, Any]]:
             }  # fmt: skip
 
 
-ACCURACY_STEPS = {"plain": {}, "fp16": {"compress": "fp16"}, "powersgd-4": {"compress": "powersgd", "powersgd_start_step": 20},
+ACCURACY_STEPS = {"plain": {}, "fp16": {"compress": "fp16"}, "powersgd-4": {"compress": "powersgd", "powersgd_start_step": 13},
                   "local-8": {"local_steps": 8, "local_from_epoch": 1}, "local-32": {"local_steps": 32, "local_from_epoch": 1},
                   "diloco-32": {"local_steps": 32, "local_from_epoch": 1, "outer_lr": 0.7, "outer_momentum": 0.9}}  # fmt: skip
 
@@ -85,7 +85,7 @@ ACCURACY_STEPS = {"plain": {}, "fp16": {"compress": "fp16"}, "powersgd-4": {"com
 def accuracy(only: list[str], seeds: int, data: Path) -> Iterator[tuple[str, Any]]:
     """Shapes, a narrow ResNet-18, the same recipe and global batch for every row."""
     if not data.exists():
-        for _ in make_shapes(data, 10, 300, 32, 100):
+        for _ in make_shapes(data, 10, 80, 32, 100):
             pass
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "flatout-shapes-10")
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "flatout-shapes-10x80")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks/results" / f"{time.strftime('%Y-%m-%d')}-slow-link.json"
     )

@@ -83,7 +83,7 @@ class Job:
     save: Callable[[Progress], None]  # writes a checkpoint
     stop_reason: Callable[[], str | None]  # asked after every step
     total_steps: int
-    peak_rate: float  # train.lr, scaled for the number of ranks
+    peak_rate: float | None = None  # train.lr scaled for the number of ranks, where it is
     ranks: Parallel = field(default_factory=Alone)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
@@ -205,9 +205,8 @@ def _set_learning_rate(job: Job) -> float:
     train = job.config.train
     warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
-    rate = learning_rate(
-        train.schedule, done, job.total_steps, job.peak_rate, warmup_steps, train.milestones, train.gamma
-    )
+    peak = train.lr if job.peak_rate is None else job.peak_rate
+    rate = learning_rate(train.schedule, done, job.total_steps, peak, warmup_steps, train.milestones, train.gamma)
     for group in job.learner.optimizer.param_groups:
         group["lr"] = rate
     return rate

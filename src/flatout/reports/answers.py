@@ -163,8 +163,8 @@ def _network(details: Details) -> str:
     traffic = f"{format_bytes(sent)} sent, {format_bytes(received)} received, peak {format_bits_per_second(peak)}"
     if not link or peak is None:
         return f"cannot be told without the link's speed: {traffic}"
-    cap = found.get("link_cap_bits_per_second")  # a round figure is a port's speed, and somebody can change it
-    named = "" if cap is None else f", a {format_bits_per_second(cap)} port"
+    cap = found.get("link_cap_bits_per_second")  # measured between ranks: a round figure is a port's speed
+    named = "" if cap is None else f", which is a {format_bits_per_second(cap)} port"
     use = f"{traffic} of a {format_bits_per_second(link)} link{named} ({format_share(peak, link)})"
     parts, wall = time.get("parts") or {}, time.get("wall_seconds") or 0
     waits = (parts.get("data_wait") or 0) + (parts.get("communication") or 0) > _WAITS * wall
