@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flatout.runs.directory import read_table
 from training import command
 
 CHROMIUM = shutil.which("chromium")
@@ -23,7 +24,7 @@ def report(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "run": ATTACK, "cause": f"class {ATTACK} is empty"}))
     (run / "quarantine.csv").write_text(f"split,sample_id,name,reason\r\ntrain,3,train/{ATTACK}/a.jpg,not an image\r\n")
-    began = float((run / "steps.csv").read_text().splitlines()[1].rsplit(",", 1)[1])
+    began = float(read_table(run / "steps.csv")[0]["time_unix"])
     rows = [f"1,{n},{began + n / 10},0.1,0.{n % 9},{10**9},{10**5 * n},0.9" for n in range(100)]
     header = "attempt,seconds,time_unix,interval_seconds,cpu,rss_bytes,nic_eth0_received_bytes,gpu0_utilization"
     (run / "system.csv").write_text("\n".join([header, *rows]) + "\n")

@@ -28,7 +28,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 
 def own_workers() -> list[psutil.Process]:
-    children = psutil.Process().children()
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in children if "flatout.data.process_pool" in " ".join(child.cmdline())]
 
 
