@@ -11,8 +11,9 @@ SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium iproute2 redis-server
 demo: install
 	$(BIN)/flatout demo
 
+# Two at a time, whole files: tests of one file share servers and trained runs.
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 install: $(STAMP)
 
