@@ -9,8 +9,7 @@ from flatout.app.monitoring import SystemRecords
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
-from flatout.data.batch import Failure, StageSeconds
-from flatout.data.dataset import Dataset
+from flatout.data.batch import AnyDataset, Failure, StageSeconds
 from flatout.engine.devices import Device
 from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.engine.schedules import describe
@@ -35,7 +34,7 @@ from flatout.timeline.merge import read_attempts
 class RunRecords:
     """The growing tables of one run, over all its attempts."""
 
-    def __init__(self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device) -> None:
+    def __init__(self, directory: RunDirectory, config: Config, dataset: AnyDataset, device: Device) -> None:
         self._directory = directory
         self._config = config
         self._dataset = dataset

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flatout.config.loading import differences, load_config
 from flatout.config.schema import Config
-from flatout.data.dataset import Dataset
+from flatout.data.batch import AnyDataset
 from flatout.engine import checkpoint
 from flatout.engine.loop import Progress
 from flatout.errors import ConfigError, DataError
@@ -43,17 +43,18 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     )  # fmt: skip
 
 
-def check_compatible(resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool) -> list[str]:
+def check_compatible(resumed: Resumed, config: Config, dataset: AnyDataset, accept_changed_data: bool) -> list[str]:
     """Refuse what would silently train something else than the user thinks; returns a note on what was accepted."""
     if resumed.tensors is None:
         return []
     old = resumed.previous
-    if old is not None and resumed.progress.batch_index and old.data.batch_size != config.data.batch_size:
-        raise ConfigError(
-            f"data.batch_size changed from {old.data.batch_size} to {config.data.batch_size} in the middle of epoch "
-            f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {old.data.batch_size} "
-            "until the epoch ends, or use --fresh"
-        )
+    for key in ("batch_size", "batch_tokens"):
+        before, now = getattr((old or config).data, key), getattr(config.data, key)
+        if resumed.progress.batch_index and before != now:
+            raise ConfigError(
+                f"data.{key} changed from {before} to {now} in the middle of epoch {resumed.progress.epoch + 1}: "
+                f"samples would be skipped or repeated; resume with {before} until the epoch ends, or use --fresh"
+            )
     if old is not None and old.train.seed != config.train.seed:
         raise ConfigError(
             f"train.seed changed from {old.train.seed} to {config.train.seed}: the order of samples would change in "

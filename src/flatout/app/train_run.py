@@ -16,17 +16,15 @@ from flatout.app.monitoring import check_interface
 from flatout.app.recording import RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point
 from flatout.app.stopping import Signals, stop_reason
+from flatout.app.task_setup import AnyRecipe, Opened, open_source, open_task, workers_for_task
 from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
-from flatout.data.batch import StageSeconds
+from flatout.data.batch import AnyDataset, BatchSource, StageSeconds
 from flatout.data.budgets import usable_cores
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.loader import Loader, choose_workers, open_loader
-from flatout.data.prepare import Recipe
+from flatout.data.loader import Loader
 from flatout.data.readers import store_counters
-from flatout.data.views import resolve_view
 from flatout.engine import checkpoint
 from flatout.engine.device_clock import CudaClock
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
@@ -35,7 +33,6 @@ from flatout.engine.learner import Learner, build_learner, load_weights, state_d
 from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
 from flatout.errors import (
     ConfigError,
-    DataError,
     FlatoutError,
     Interrupted,
     NoSpace,
@@ -47,8 +44,7 @@ from flatout.errors import (
 )
 from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import read_json, write_json, write_text
-from flatout.sampling import batch_count
-from flatout.tasks.classification import Classification
+from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder
 
 MAX_FAILED_SAVES = 3
@@ -59,12 +55,21 @@ class Setup:
     """What was checked before anything is written."""
 
     config: Config
-    dataset: Dataset
     device: Device
-    task: Classification
-    recipe: Recipe
-    val_recipe: Recipe | None
+    opened: Opened
     total_steps: int
+
+    @property
+    def dataset(self) -> AnyDataset:
+        return self.opened.dataset
+
+    @property
+    def task(self) -> Task:
+        return self.opened.task
+
+    @property
+    def recipe(self) -> AnyRecipe:
+        return self.opened.recipe
 
 
 def train_run(
@@ -91,7 +96,7 @@ def train_run(
             raise RunDirectoryError(
                 f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
             )
-        setup = prepare_setup(config)
+        setup = prepare_setup(config, None if fresh else directory.root)
         begins = fresh or not checkpoint.list_saved(directory.checkpoints)
         learner = _new_learner(setup, warm_start if begins else None)
         if fresh:
@@ -112,28 +117,15 @@ def _set_aside(directory: RunDirectory) -> None:
     directory.lock()
 
 
-def prepare_setup(config: Config) -> Setup:
+def prepare_setup(config: Config, run_folder: Path | None = None) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
     device = choose_device(config.device)
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
-    dataset = open_dataset(config.data)
-    view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
-    samples = len(dataset.train)
-    if config.data.batch_size > samples:
-        raise DataError(
-            f"data.batch_size is {config.data.batch_size} but the training split has {samples} samples; "
-            f"set data.batch_size to at most {samples}"
-        )
-    if len(dataset.classes) < 2:
-        raise DataError(f"the dataset has {len(dataset.classes)} class; a classifier needs at least 2")
-    recipe = Recipe(dataset.train, view, config.train.seed, config.data.batch_size)
-    val_size = config.validate_.batch_size or config.data.batch_size
-    val_recipe = Recipe(dataset.val, eval_view, 0, val_size, shuffle=False) if dataset.val is not None else None
-    task = Classification(config, len(dataset.classes), view, eval_view)
-    total = config.train.epochs * batch_count(samples, config.data.batch_size)
+    opened = open_task(config, run_folder)
+    total = config.train.epochs * opened.recipe.batches_per_epoch
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
-    return Setup(config, dataset, device, task, recipe, val_recipe, total)
+    return Setup(config, device, opened, total)
 
 
 def folder_name(name: str) -> str:
@@ -157,8 +149,8 @@ class _Session:
         self._recorder = Recorder(directory.spans / "rank0.jsonl", self._records.attempt)
         if setup.device.kind == "cuda":
             self._recorder.device_clock = CudaClock()
-        self._loader: Loader | None = None
-        self._val_loader: Loader | None = None
+        self._loader: BatchSource | None = None
+        self._val_loader: BatchSource | None = None
         self._trackers = Trackers(setup.config.trackers, self._say)
         self._failed_saves = 0
         self._stage_full_said = False
@@ -175,10 +167,12 @@ class _Session:
         restored = _restore(self._learner, resumed, warm_start)
         _require_space(self._directory, self._learner)
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
-        for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
+        for note in (*setup.dataset.notes, *setup.opened.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
         self._records.system.start(self._recorder.wall_seconds, self._say)
         write_text(self._directory.config, dump_config(config))
+        for name, text in setup.opened.files.items():
+            write_text(self._directory.root / name, text)
         write_json(self._directory.environment, describe_environment(setup.device))
         self._trackers.start(Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1))
         self._train(self._learner, resumed.progress)
@@ -233,18 +227,16 @@ class _Session:
 
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
-        workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
-        self._loader = open_loader(
-            setup.recipe, config.data, workers, device_kind=setup.device.kind, recorder=self._recorder
-        )
-        if setup.val_recipe is not None:
-            self._val_loader = open_loader(
-                setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind,
+        workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
+        self._loader = open_source(setup.recipe, config.data, workers, True, setup.device.kind, self._recorder)
+        if (val_recipe := setup.opened.val_recipe) is not None:
+            self._val_loader = open_source(
+                val_recipe, config.data, min(workers, 1), False, setup.device.kind,
                 memory_taken=self._loader.memory_bytes,
             )  # fmt: skip
         self._say(
-            f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
-            f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
+            f"training {config.model.name} on {setup.device.name}: {setup.opened.what}, "
+            f"{setup.total_steps:,} steps, {workers} worker(s)"
         )
         for note in self._loader.notes:
             self._say(note)
@@ -278,7 +270,7 @@ class _Session:
             )
 
     def _say_once_if_stage_is_full(self) -> None:
-        log = self._loader.log if self._loader is not None else None
+        log = self._loader.log if isinstance(self._loader, Loader) else None
         if log is not None and log.full is not None and not self._stage_full_said:
             self._stage_full_said = True
             self._say(f"stage: full ({log.full}); what is not there yet is read from the store every epoch")
@@ -348,7 +340,7 @@ class _Session:
         """Which samples made the loss or a gradient infinite."""
         if job.current is not None:
             ids = job.current.sample_ids.tolist()
-            names = [self._setup.dataset.train.names[i] for i in ids]
+            names = [self._setup.dataset.train.name(i) for i in ids]
             at = {"epoch": job.current.epoch, "batch_index": job.current.index, "step": job.progress.step + 1}
             write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
 
@@ -411,5 +403,6 @@ def _epoch_line(epoch: int, epochs: int, train_loss: float | None, metrics: Mapp
         "val_loss": lambda value: f"val loss {value:.3f}",
         "top1": lambda value: f"top-1 {100 * value:.1f} %",
         "top5": lambda value: f"top-5 {100 * value:.1f} %",
+        "bleu": lambda value: f"BLEU {value:.1f}",
     }
     return "  ".join([*parts, *(names[name](metrics[name]) for name in names if name in metrics)])

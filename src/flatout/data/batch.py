@@ -81,12 +81,51 @@ class Batch:
     stages: StageSeconds = field(default_factory=StageSeconds)
 
 
+class AnyBatch(Protocol):
+    """What the engine knows of a batch: where it stands, and which samples are in it."""
+
+    epoch: int
+    index: int
+    sample_ids: "torch.Tensor"
+
+
+class AnySplit(Protocol):
+    def __len__(self) -> int: ...
+
+    def name(self, sample_id: int) -> str:
+        """Where a person finds the sample."""
+        ...
+
+
+class AnyDataset(Protocol):
+    """What a run records of its dataset, whatever its samples are."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def train(self) -> AnySplit: ...
+
+    @property
+    def val(self) -> AnySplit | None: ...
+
+
 class BatchSource(Protocol):
     """Batches in a fixed order. `epoch` may start in the middle; the source may prepare ahead of what is asked."""
 
     batches_per_epoch: int
     samples: int
+    notes: tuple[str, ...]  # what was chosen, and why
+    quarantine: dict[int, Failure]
+    stages: StageSeconds
+    memory_bytes: int  # at most, for batches and what is kept
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]: ...
 
     def close(self) -> None: ...

@@ -45,6 +45,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.names)
 
+    def name(self, sample_id: int) -> str:
+        return self.names[sample_id]
+
     def locate(self, ids: NDArray[np.int64]) -> Sequence[Source | StorageError]:
         return self.reader.locate(self.rows[ids])
 

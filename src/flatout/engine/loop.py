@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from flatout.config.schema import Config
-from flatout.data.batch import Batch, BatchSource
+from flatout.data.batch import AnyBatch, BatchSource
 from flatout.engine.learner import Learner
 from flatout.engine.schedules import learning_rate
 from flatout.errors import NotFinite, RunFailed
@@ -78,7 +78,7 @@ class Job:
     total_steps: int
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
-    current: Batch | None = None  # the batch of the step under way, for whoever must say what was in it
+    current: AnyBatch | None = None  # the batch of the step under way, for whoever must say what was in it
 
     @property
     def log_every(self) -> int:
@@ -137,7 +137,7 @@ def _save(job: Job) -> None:
         job.save(job.progress)
 
 
-def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> StepRecord | None:
+def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -> StepRecord | None:
     """One optimizer step on one batch; None where every sample of it is in quarantine."""
     learner, task, progress, span = job.learner, job.task, job.progress, job.recorder.span
     count = len(batch.sample_ids)
@@ -178,7 +178,9 @@ def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> S
 
 def _set_learning_rate(job: Job) -> float:
     train = job.config.train
-    warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
+    warmup_steps = train.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
     rate = learning_rate(train.schedule, done, job.total_steps, train.lr, warmup_steps, train.milestones, train.gamma)
     for group in job.learner.optimizer.param_groups:
@@ -186,7 +188,7 @@ def _set_learning_rate(job: Job) -> float:
     return rate
 
 
-def _verify(job: Job, batch: Batch, loss: float | None) -> None:
+def _verify(job: Job, batch: AnyBatch, loss: float | None) -> None:
     """Before the optimizer commits: a finite loss, and once per attempt a finite gradient for every parameter."""
     if loss is not None and not math.isfinite(loss):
         raise NotFinite(

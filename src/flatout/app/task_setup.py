@@ -1,0 +1,95 @@
+"""What each task opens: its dataset, what a batch of it is, who makes the batches. The one place that names tasks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flatout.config.schema import Config, DataConfig
+from flatout.data.batch import AnyDataset, BatchSource
+from flatout.data.dataset import open_dataset
+from flatout.data.loader import choose_workers, open_loader
+from flatout.data.parallel_text import VOCABULARY_FILE, open_parallel_text
+from flatout.data.prepare import Recipe
+from flatout.data.text_batches import TextRecipe, TextSource
+from flatout.data.views import resolve_view
+from flatout.errors import DataError
+from flatout.tasks.classification import Classification
+from flatout.tasks.protocol import Task
+from flatout.tasks.translation import Translation
+from flatout.timeline import Recorder
+from flatout.units import format_bytes
+
+AnyRecipe = Recipe | TextRecipe
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A task ready to train, whatever it is."""
+
+    dataset: AnyDataset
+    task: Task
+    recipe: AnyRecipe
+    val_recipe: AnyRecipe | None
+    what: str  # the training samples in a few words
+    chance_loss_of: int  # an untrained model's loss is the logarithm of this
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> text: what a run needs besides its weights
+    notes: tuple[str, ...] = ()
+
+
+def open_task(config: Config, run_folder: Path | None = None) -> Opened:
+    """`run_folder` is that of a run which may go on: its own vocabulary is then used."""
+    return _images(config) if config.task == "classification" else _text(config, run_folder)
+
+
+def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyRecipe) -> int:
+    if isinstance(recipe, Recipe):
+        return choose_workers(config.workers, device_kind, recipe)
+    return 1 if config.workers == "auto" else config.workers  # padding takes no time; one thread hides even that
+
+
+def open_source(
+    recipe: AnyRecipe,
+    config: DataConfig,
+    workers: int,
+    look_ahead: bool = True,
+    device_kind: str = "cpu",
+    recorder: Recorder | None = None,
+    memory_taken: int = 0,
+) -> BatchSource:
+    if isinstance(recipe, Recipe):
+        return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken)
+    prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
+    return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder)
+
+
+def _images(config: Config) -> Opened:
+    dataset = open_dataset(config.data)
+    view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
+    samples, classes = len(dataset.train), len(dataset.classes)
+    if config.data.batch_size > samples:
+        raise DataError(
+            f"data.batch_size is {config.data.batch_size} but the training split has {samples} samples; "
+            f"set data.batch_size to at most {samples}"
+        )
+    if classes < 2:
+        raise DataError(f"the dataset has {classes} class; a classifier needs at least 2")
+    recipe = Recipe(dataset.train, view, config.train.seed, config.data.batch_size)
+    val_size = config.validate_.batch_size or config.data.batch_size
+    val_recipe = Recipe(dataset.val, eval_view, 0, val_size, shuffle=False) if dataset.val is not None else None
+    task = Classification(config, classes, view, eval_view)
+    return Opened(dataset, task, recipe, val_recipe, f"{samples:,} samples of {classes} classes", classes)
+
+
+def _text(config: Config, run_folder: Path | None) -> Opened:
+    text = open_parallel_text(config.data, run_folder)
+    recipe = TextRecipe(text.train, config.train.seed, config.data.batch_tokens)
+    val_recipe = TextRecipe(text.val, 0, config.data.batch_tokens, shuffle=False)
+    if not recipe.batches_per_epoch or not val_recipe.batches_per_epoch:
+        raise DataError(f"no line of {(text.val if recipe.batches_per_epoch else text.train).files} can be used")
+    task = Translation(config, text.vocabulary)
+    what = (
+        f"{len(text.train):,} sentence pairs ({format_bytes(text.train.bytes)}) from {' to '.join(text.languages)}, "
+        f"{len(text.vocabulary):,} word pieces"
+    )
+    files = {VOCABULARY_FILE: text.vocabulary.text}
+    return Opened(text, task, recipe, val_recipe, what, len(text.vocabulary), files, task.notes)
