@@ -18,6 +18,21 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny parallel text of tests/training.py; read only."""
+    from training import make_sentences
+
+    return make_sentences(tmp_path_factory.mktemp("data") / "sentences")
+
+
+@pytest.fixture(scope="session", params=["images", "text"])
+def samples(request: pytest.FixtureRequest) -> Path:
+    """Each task's tiny dataset in turn: what holds for one must hold for the other."""
+    data: Path = request.getfixturevalue({"images": "shapes", "text": "sentences"}[request.param])
+    return data
+
+
+@pytest.fixture(scope="session")
 def uninterrupted(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of the tiny recipe trained in one go, by the installed command; read only."""
     from training import installed_command, write_recipe

@@ -90,6 +90,7 @@ class RunRecords:
         ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
         summary = {
             "run": self._config.name,
+            "task": self._config.task,
             "status": status,
             "cause": cause,
             "updated_unix": time.time(),
@@ -159,10 +160,16 @@ class RunRecords:
         return {name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()}
 
     def _data(self, stages: StageSeconds) -> dict[str, Any]:
+        splits = {"train": self._dataset.train, "val": self._dataset.val}
         return {
-            "samples_total": len(self._dataset.train) + (len(self._dataset.val) if self._dataset.val else 0),
-            "classes": len(self._dataset.classes),
+            "samples_total": sum(len(split) for split in splits.values() if split is not None),
+            "classes": len(self._dataset.classes) or None,
             "dataset_bytes": self._dataset.total_bytes,
+            "splits": {
+                name: {"samples": len(split), "bytes": split.total_bytes}
+                for name, split in splits.items()
+                if split is not None
+            },
             **self.data_totals(stages),
             "quarantined": len(self._quarantined),
         }

@@ -32,6 +32,7 @@ class Opened:
     val_recipe: AnyRecipe | None
     what: str  # the training samples in a few words
     chance_loss_of: int  # an untrained model's loss is the logarithm of this
+    batch_key: str  # what under `data` says how large a batch is
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text: what a run needs besides its weights
     notes: tuple[str, ...] = ()
 
@@ -77,7 +78,7 @@ def _images(config: Config) -> Opened:
     val_size = config.validate_.batch_size or config.data.batch_size
     val_recipe = Recipe(dataset.val, eval_view, 0, val_size, shuffle=False) if dataset.val is not None else None
     task = Classification(config, classes, view, eval_view)
-    return Opened(dataset, task, recipe, val_recipe, f"{samples:,} samples of {classes} classes", classes)
+    return Opened(dataset, task, recipe, val_recipe, f"{samples:,} samples of {classes} classes", classes, "batch_size")
 
 
 def _text(config: Config, run_folder: Path | None) -> Opened:
@@ -88,8 +89,8 @@ def _text(config: Config, run_folder: Path | None) -> Opened:
         raise DataError(f"no line of {(text.val if recipe.batches_per_epoch else text.train).files} can be used")
     task = Translation(config, text.vocabulary)
     what = (
-        f"{len(text.train):,} sentence pairs ({format_bytes(text.train.bytes)}) from {' to '.join(text.languages)}, "
-        f"{len(text.vocabulary):,} word pieces"
+        f"{len(text.train):,} sentence pairs ({format_bytes(text.train.total_bytes)}) "
+        f"from {' to '.join(text.languages)}, {len(text.vocabulary):,} word pieces"
     )
     files = {VOCABULARY_FILE: text.vocabulary.text}
-    return Opened(text, task, recipe, val_recipe, what, len(text.vocabulary), files, task.notes)
+    return Opened(text, task, recipe, val_recipe, what, len(text.vocabulary), "batch_tokens", files, task.notes)

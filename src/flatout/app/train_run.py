@@ -212,11 +212,12 @@ class _Session:
 
     def _explained(self, error: BaseException, job: Job) -> RunFailed | None:
         """What a user can do about an error of torch or the system; None for a bug."""
-        batch_size = self._setup.config.data.batch_size
+        key = self._setup.opened.batch_key
+        size = getattr(self._setup.config.data, key)
         if isinstance(error, torch.OutOfMemoryError):
             return RunFailed(
-                f"the device ran out of memory with data.batch_size = {batch_size}: {str(error).splitlines()[0]}; "
-                f"try data.batch_size={max(1, batch_size // 2)}, train.checkpointing=true, or train.accumulate=2"
+                f"the device ran out of memory with data.{key} = {size}: {str(error).splitlines()[0]}; "
+                f"try data.{key}={max(1, size // 2)}, train.checkpointing=true, or train.accumulate=2"
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return RunFailed(

@@ -16,4 +16,5 @@ def register() -> None:
         runs,
         suite,
         train,
+        translate,
     )

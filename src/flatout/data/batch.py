@@ -90,6 +90,9 @@ class AnyBatch(Protocol):
 
 
 class AnySplit(Protocol):
+    @property
+    def total_bytes(self) -> int: ...
+
     def __len__(self) -> int: ...
 
     def name(self, sample_id: int) -> str:

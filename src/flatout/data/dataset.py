@@ -48,6 +48,10 @@ class Split:
     def name(self, sample_id: int) -> str:
         return self.names[sample_id]
 
+    @property
+    def total_bytes(self) -> int:
+        return int(self.lengths.sum())
+
     def locate(self, ids: NDArray[np.int64]) -> Sequence[Source | StorageError]:
         return self.reader.locate(self.rows[ids])
 
@@ -101,7 +105,7 @@ class Dataset:
 
     @property
     def total_bytes(self) -> int:
-        return sum(int(split.lengths.sum()) for split in (self.train, self.val) if split)
+        return sum(split.total_bytes for split in (self.train, self.val) if split)
 
 
 def open_dataset(config: "DataConfig") -> Dataset:

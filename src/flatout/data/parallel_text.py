@@ -73,7 +73,7 @@ class TextSplit:
     target: Tokens
     failures: dict[int, Failure]
     references: tuple[str, ...]  # the target's own text, to score translations; empty where nobody asks
-    bytes: int
+    total_bytes: int  # of both languages, uncompressed
     digest: str
     opened: StageSeconds  # what reading and tokenising it took
 
@@ -107,7 +107,7 @@ class ParallelText:
 
     @property
     def total_bytes(self) -> int:
-        return self.train.bytes + self.val.bytes
+        return self.train.total_bytes + self.val.total_bytes
 
 
 def open_parallel_text(config: "DataConfig", run_folder: Path | None = None) -> ParallelText:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,10 +76,11 @@ def stored_vocabulary(lines: Iterable[str], text_digest: str, config: "Vocabular
     if path.exists():
         return Vocabulary(path.read_text(encoding="utf-8"))
     learned = learn_vocabulary(lines, config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(learned.text, encoding="utf-8")
-    os.replace(temporary, path)
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else: the run has its own copy
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(learned.text, encoding="utf-8")
+        os.replace(temporary, path)
     return learned
 
 

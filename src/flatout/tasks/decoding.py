@@ -17,7 +17,7 @@ class Search:
 
     beam: int = 4
     length_penalty: float = 0.6  # 0 prefers short translations; 1 is the mean over tokens
-    most_tokens: int = 256
+    most_tokens: int = 1000
     more_tokens: int = 50  # a translation may be this much longer than its source
 
     def limit(self, source_tokens: int) -> int:
@@ -97,7 +97,8 @@ def _keep_finished(
 
 def _allowed(logits: Tensor) -> Tensor:
     """Padding and BEGIN are never written."""
-    logits[:, [PAD, BEGIN]] = NEVER
+    logits[:, PAD] = NEVER
+    logits[:, BEGIN] = NEVER
     return logits
 
 
