@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,17 @@ def half(_stopped: Path, work: Path) -> Path:
     """`work` with tiny.yaml and its run, stopped by SIGTERM in the middle of the second epoch."""
     shutil.copytree(_stopped, work, symlinks=True, dirs_exist_ok=True)
     return work / "runs" / "tiny"
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """For tests of many tiny operations: two threads on busy cores would wait for each other at every one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
