@@ -10,7 +10,7 @@ _DEFAULTS = Config().model_dump(mode="json", by_alias=True)
 _TASK_KEYS = {
     "classification": (
         "data.view", "data.eval_view", "data.batch_size", "data.classes", "data.samples_per_class", "data.cache",
-        "data.stage", "data.shared", "data.worker_kind", "views", "model.stem", "train.channels_last",
+        "data.stage", "data.memory", "data.shared", "data.worker_kind", "views", "model.stem", "train.channels_last",
         "validate.batch_size", "emulated",
     ),
     "translation": (
