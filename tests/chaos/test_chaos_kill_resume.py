@@ -93,7 +93,7 @@ def four_epochs(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("samples", "seed"), [("images", 1), ("images", 2), ("text", 2)], indirect=["samples"])
 def test_ten_kills_leave_no_trace(work: Path, samples: Path, four_epochs: Path, seed: int) -> None:
     config, run = write_recipe(work / "tiny.yaml", samples, train__epochs=EPOCHS), work / "runs" / "tiny"
     half_written = 0
@@ -123,7 +123,7 @@ def test_workers_leave_no_trace(work: Path, shapes: Path, uninterrupted: Path, w
     assert_ledger(run.directory)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("samples", "workers"), [("images", 0), ("images", 2), ("text", 2)], indirect=["samples"])
 def test_a_kill_leaves_no_trace_with_every_part_that_has_state(work: Path, samples: Path, workers: int) -> None:
     everything = EVERYTHING | EVERYTHING_DRAWN[samples.name]
     whole = flatout.train(recipe(samples, **everything), run=work / "whole")

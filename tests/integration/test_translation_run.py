@@ -9,9 +9,9 @@ import pytest
 from training import command, make_sentences, recipe, start, summary, write_recipe
 
 LEARNING = {
-    "train__epochs": 14, "train__lr": 0.004, "train__ema": 0.95, "model__width": 0.125, "model__dropout": 0.0,
-    "train__label_smoothing": 0.0, "data__batch_tokens": 1024, "validate__every_epochs": 7, "checkpoint__every_steps": None,
-    "checkpoint__every_epochs": 7,
+    "train__epochs": 10, "train__lr": 0.004, "train__ema": 0.95, "model__width": 0.125, "model__dropout": 0.0,
+    "train__label_smoothing": 0.0, "data__batch_tokens": 1024, "validate__every_epochs": 5, "checkpoint__every_steps": None,
+    "checkpoint__every_epochs": 5,
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_knows_its_bleu_and_its_data(learned: Path) -> None:
     values = summary(learned)
-    assert values["accuracy"]["bleu"] > 40
+    assert values["accuracy"]["bleu"] > 30, values["accuracy"]
     assert values["accuracy"]["top1"] is None
     assert values["data"]["samples_total"] == 2040
     data = learned.parents[2] / "sentences"

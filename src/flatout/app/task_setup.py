@@ -39,7 +39,7 @@ class Opened:
 
 def open_task(config: Config, run_folder: Path | None = None) -> Opened:
     """`run_folder` is that of a run which may go on: its own vocabulary is then used."""
-    return _images(config) if config.task == "classification" else _text(config, run_folder)
+    return _images(config) if config.task == "classification" else _text(config, run_folder, 0, 1)
 
 
 def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyRecipe) -> int:
@@ -81,12 +81,13 @@ def _images(config: Config) -> Opened:
     return Opened(dataset, task, recipe, val_recipe, f"{samples:,} samples of {classes} classes", classes, "batch_size")
 
 
-def _text(config: Config, run_folder: Path | None) -> Opened:
-    text = open_parallel_text(config.data, run_folder)
-    recipe = TextRecipe(text.train, config.train.seed, config.data.batch_tokens)
-    val_recipe = TextRecipe(text.val, 0, config.data.batch_tokens, shuffle=False)
-    if not recipe.batches_per_epoch or not val_recipe.batches_per_epoch:
-        raise DataError(f"no line of {(text.val if recipe.batches_per_epoch else text.train).files} can be used")
+def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -> Opened:
+    text, budget = open_parallel_text(config.data, run_folder), config.data.batch_tokens
+    recipe = TextRecipe(text.train, config.train.seed, budget * world_size, rank=rank, world_size=world_size)
+    val_recipe = TextRecipe(text.val, 0, budget, False, rank, world_size, whole_batches=True)
+    for split in (text.train, text.val):
+        if not len(split.usable):
+            raise DataError(f"no line of {split.files} can be used; the first: {split.failures[0].reason}")
     task = Translation(config, text.vocabulary)
     what = (
         f"{len(text.train):,} sentence pairs ({format_bytes(text.train.total_bytes)}) "
