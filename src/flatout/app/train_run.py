@@ -24,7 +24,6 @@ from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
 from flatout.data.batch import AnyDataset, BatchSource, StageSeconds
 from flatout.data.budgets import usable_cores
 from flatout.data.loader import Loader
-from flatout.data.readers import store_counters
 from flatout.engine import checkpoint
 from flatout.engine.device_clock import CudaClock
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
@@ -306,7 +305,7 @@ class _Session:
         for loader in (self._loader, self._val_loader):
             if loader is not None:
                 stages.add(loader.stages)
-        own = store_counters(self._setup.dataset.train.reader)  # worker processes hand theirs over with each batch
+        own = self._setup.dataset.store_counters()  # worker processes hand theirs over with each batch
         stages.store_requests += own.requests
         stages.store_bytes += own.bytes
         return stages

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.draws import Mix
+from flatout.storage.counters import StoreCounters
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +118,10 @@ class AnyDataset(Protocol):
 
     @property
     def val(self) -> AnySplit | None: ...
+
+    def store_counters(self) -> StoreCounters:
+        """Requests of this process to the object store so far; none where the data is local."""
+        ...
 
 
 class BatchSource(Protocol):

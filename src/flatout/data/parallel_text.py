@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from flatout.data.vocabulary import Vocabulary, read_vocabulary, stored_vocabula
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import open_store
+from flatout.storage.counters import StoreCounters
 from flatout.storage.protocol import Range, Store
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 _HOLDOUT_STREAM = 0xFF
 VOCABULARY_FILE = "vocabulary.json"  # in the run's directory
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store that counts its requests."""
+
+    def counters(self) -> StoreCounters: ...
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class ParallelText:
     vocabulary: Vocabulary
     train: TextSplit
     val: TextSplit
+    requests: StoreCounters  # that reading it took: from then on it is in memory
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -108,6 +117,9 @@ class ParallelText:
     @property
     def total_bytes(self) -> int:
         return self.train.total_bytes + self.val.total_bytes
+
+    def store_counters(self) -> StoreCounters:
+        return self.requests
 
 
 def open_parallel_text(config: "DataConfig", run_folder: Path | None = None) -> ParallelText:
@@ -130,7 +142,8 @@ def open_parallel_text(config: "DataConfig", run_folder: Path | None = None) -> 
         notes = (f"no val files in {config.path}: held out {len(val.source)} of the training lines",)
     vocabulary = _vocabulary(train, config, run_folder)
     splits = [_tokenised(lines, vocabulary, config.max_tokens, keep_text=lines is val) for lines in (train, val)]
-    return ParallelText(config.path, languages, vocabulary, splits[0], splits[1], notes)
+    requests = store.counters() if isinstance(store, Counted) else StoreCounters()
+    return ParallelText(config.path, languages, vocabulary, splits[0], splits[1], requests, notes)
 
 
 def line_name(files: str, number: int) -> str:
