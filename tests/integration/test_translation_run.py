@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training import command, make_sentences, recipe, start, summary, write_recipe
+from training import command, make_sentences, start, summary, write_recipe
 
 LEARNING = {
     "train__epochs": 10, "train__lr": 0.004, "train__ema": 0.95, "model__width": 0.125, "model__dropout": 0.0,
@@ -82,15 +82,16 @@ def test_a_run_of_images_does_not_translate(uninterrupted: Path, work: Path) -> 
     assert "trained for classification" in command("translate", uninterrupted, cwd=work).error_line
 
 
-def test_another_budget_in_the_middle_of_an_epoch_is_refused(sentences: Path, work: Path) -> None:
+def test_another_budget_or_vocabulary_is_refused(sentences: Path, work: Path) -> None:
     config = write_recipe(work / "tiny.yaml", sentences, train__max_steps=4)
     assert start("train", config, cwd=work).wait().code == 0
     config = write_recipe(work / "tiny.yaml", sentences, train__max_steps=8, data__batch_tokens=200)
     assert "data.batch_tokens changed from 160 to 200" in command("train", config, cwd=work).error_line
+    config = write_recipe(work / "tiny.yaml", sentences, train__max_steps=8, data__vocabulary={"size": 301})
+    assert "from bpe of 300 to bpe of 301" in command("train", config, cwd=work).error_line
 
 
 def test_lr_find_works_on_sentences(sentences: Path, work: Path) -> None:
     config = write_recipe(work / "tiny.yaml", sentences)
     result = json.loads(command("lr-find", config, "--steps", 12, "--json", cwd=work).out)
     assert len(result["points"]) >= 6
-    assert recipe(sentences)["data"]["vocabulary"]["size"] == 300

@@ -48,13 +48,18 @@ def check_compatible(resumed: Resumed, config: Config, dataset: AnyDataset, acce
     if resumed.tensors is None:
         return []
     old = resumed.previous
-    for key in ("batch_size", "batch_tokens"):
+    for key in ("batch_size", "batch_tokens", "max_tokens"):
         before, now = getattr((old or config).data, key), getattr(config.data, key)
         if resumed.progress.batch_index and before != now:
             raise ConfigError(
                 f"data.{key} changed from {before} to {now} in the middle of epoch {resumed.progress.epoch + 1}: "
                 f"samples would be skipped or repeated; resume with {before} until the epoch ends, or use --fresh"
             )
+    if old is not None and old.data.vocabulary != config.data.vocabulary:
+        raise ConfigError(
+            f"data.vocabulary changed from {_shown(old)} to {_shown(config)}, but the run's weights belong to the "
+            "words it began with; use the old one, or --fresh"
+        )
     if old is not None and old.train.seed != config.train.seed:
         raise ConfigError(
             f"train.seed changed from {old.train.seed} to {config.train.seed}: the order of samples would change in "
@@ -69,6 +74,10 @@ def check_compatible(resumed: Resumed, config: Config, dataset: AnyDataset, acce
     if not accept_changed_data:
         raise DataError(f"{changed}; restore it, start with --fresh, or go on with --accept-changed-data")
     return [f"{changed}; accepted with --accept-changed-data"]
+
+
+def _shown(config: Config) -> str:
+    return f"{config.data.vocabulary.kind} of {config.data.vocabulary.size}"
 
 
 def _changes(old: Config, new: Config) -> list[str]:

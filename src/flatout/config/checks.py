@@ -39,6 +39,7 @@ def _only_for(task: str) -> tuple[Callable[[Config], bool], str]:
 _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "emulated": (lambda c: c.device == "emulated", "device is emulated"),
     "train.momentum": (lambda c: c.train.optimizer == "sgd", "train.optimizer is sgd"),
+    "train.warmup_epochs": (lambda c: c.train.warmup_steps is None, "train.warmup_steps is not set"),
     "train.beta2": (lambda c: c.train.optimizer != "sgd", "train.optimizer is adamw or lamb"),
     "train.milestones": (lambda c: c.train.schedule == "step", "train.schedule is step"),
     "train.gamma": (lambda c: c.train.schedule == "step", "train.schedule is step"),
