@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flatout.runs import read_run
+from flatout.runs.mean_epoch import mean_epoch
 from training import command, make_sentences, start, summary, write_recipe
 
 LEARNING = {
@@ -41,6 +43,13 @@ def test_the_run_knows_its_bleu_and_its_data(learned: Path) -> None:
         assert [(row["sample_id"], row["reason"]) for row in csv.DictReader(file)] == [("4", "line 5 is empty")]
     with (learned / "epochs.csv").open() as file:
         assert [bool(row["bleu"]) for row in csv.DictReader(file)].count(True) == 2
+
+
+def test_a_usual_epoch_is_counted_in_the_batches_it_had(learned: Path) -> None:
+    run = read_run(learned)
+    usual = mean_epoch(run)
+    assert usual is not None
+    assert usual.batches * len(run.epochs) == len(run.steps)
 
 
 def test_translate_reads_a_file_or_stdin_and_scores(learned: Path, work: Path) -> None:

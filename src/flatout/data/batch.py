@@ -114,6 +114,11 @@ class AnyDataset(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """None of them where labels are not classes."""
+        ...
+
+    @property
     def train(self) -> AnySplit: ...
 
     @property

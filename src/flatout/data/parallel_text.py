@@ -107,6 +107,7 @@ class ParallelText:
     val: TextSplit
     requests: StoreCounters  # that reading it took: from then on it is in memory
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
