@@ -132,7 +132,7 @@ class RunRecords:
         return judge(
             epochs,
             metric_of(self._config.checkpoint.metric, higher_is_better),
-            classes=len(self._dataset.classes),
+            classes=len(self._dataset.classes) or None,
             planned_epochs=train.epochs,
             peak_learning_rate=train.lr,
             emulated=self._device.kind == "emulated",
