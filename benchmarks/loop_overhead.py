@@ -1,10 +1,10 @@
 """What flatout's loop costs over a bare PyTorch loop that does the same steps on the same batches.
 
-Both train one small ResNet on the same batches, in one process, step by step in turns: noise hits both alike. It is one
+Both train one model (a small ResNet, or with --data the Transformer of recipes/multi30k-small-cpu.yaml) on the same batches, in one process, step by step in turns: noise hits both alike. It is one
 model on purpose: two equal ones differ by up to 4 % between themselves, by where their weights come to lie in memory.
 The figure is the ratio of the two medians, with the spread of the ratios of neighbouring steps.
 
-    python benchmarks/loop_overhead.py [--rounds 6] [--steps 30]
+    python benchmarks/loop_overhead.py [--rounds 6] [--steps 30] [--data ../shared/data/multi30k]
 """
 
 import argparse
@@ -13,14 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
+from flatout.app.task_setup import open_source
 from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.loader import open_loader
 from flatout.data.normalize import normalize
 from flatout.data.shapes import make_shapes
 from flatout.engine.devices import keep_freed_memory
@@ -37,12 +38,21 @@ def bare_steps(setup, learner, loader):
     model, optimizer = learner.model, learner.optimizer
     model.train()
     for batch in loader.epoch(0):
-        images = normalize(batch.images, setup.recipe.view, channels_last=True)
-        loss = F.cross_entropy(model(images), batch.labels, label_smoothing=0.1)
+        loss = bare_text_loss(model, batch) if setup.config.task == "translation" else bare_loss(setup, model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         yield loss.item()
+
+
+def bare_loss(setup, model, batch):
+    images = normalize(batch.images, setup.recipe.view, channels_last=True)
+    return F.cross_entropy(model(images), batch.labels, label_smoothing=0.1)
+
+
+def bare_text_loss(model, batch):
+    logits = model(batch.source, batch.mask, batch.target[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), batch.target[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1)
 
 
 def flatout_steps(setup, learner, loader, folder):
@@ -59,19 +69,28 @@ def flatout_steps(setup, learner, loader, folder):
             yield record.loss
 
 
-def measure(steps):
+def image_config(folder, steps):
+    for _ in make_shapes(folder / "data", CLASSES, BATCH * (steps + 4) // CLASSES, SIZE, val_per_class=1):
+        pass
+    return load_config({
+        "device": "cpu",
+        "data": {"path": str(folder / "data"), "view": "v", "eval_view": "v", "batch_size": BATCH, "workers": 1},
+        "views": {"v": {"base": "train-64", "size": SIZE}}, "model": {"name": "resnet18", "width": 0.25},
+        "train": {"epochs": 1, "lr": 0.01, "warmup_epochs": 0},
+    }).config  # fmt: skip
+
+
+def text_config(data):
+    changes = {"data.path": data, "train.epochs": 1, "train.ema": None, "train.clip_norm": None}
+    return load_config(Path(__file__).parents[1] / "recipes/multi30k-small-cpu.yaml", changes).config
+
+
+def measure(steps, data):
     with tempfile.TemporaryDirectory() as name:
-        data = Path(name) / "data"
-        for _ in make_shapes(data, CLASSES, BATCH * (steps + 4) // CLASSES, SIZE, val_per_class=1):
-            pass
-        setup = prepare_setup(load_config({
-            "device": "cpu", "data": {"path": str(data), "view": "v", "eval_view": "v", "batch_size": BATCH, "workers": 1},
-            "views": {"v": {"base": "train-64", "size": SIZE}}, "model": {"name": "resnet18", "width": 0.25},
-            "train": {"epochs": 1, "lr": 0.01, "warmup_epochs": 0},
-        }).config)  # fmt: skip
+        setup = prepare_setup(text_config(data) if data else image_config(Path(name), steps))
         with (
-            open_loader(setup.recipe, setup.config.data, 1) as one,
-            open_loader(setup.recipe, setup.config.data, 1) as two,
+            closing(open_source(setup.recipe, setup.config.data, 1)) as one,
+            closing(open_source(setup.recipe, setup.config.data, 1)) as two,
         ):
             learner = build_learner(setup.task, setup.config, setup.device)
             loops = {
@@ -92,15 +111,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / f"results/{time.strftime('%Y-%m-%d')}-loop-overhead.md"
-    )
+    parser.add_argument("--data", help="folder of Multi30k: measure the translation task")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    kind = "loop-overhead-translation" if options.data else "loop-overhead"
+    out = options.out or Path(__file__).parent / f"results/{time.strftime('%Y-%m-%d')}-{kind}.md"
     torch.set_num_threads(2)
     keep_freed_memory()  # as `flatout train` does; here the bare loop gets the gain of it too
     seconds = {"bare": [], "flatout": []}
     for _ in range(options.rounds):
-        for name, values in measure(options.steps).items():
+        for name, values in measure(options.steps, options.data).items():
             seconds[name] += values
     ratios = [ours / bare for ours, bare in zip(seconds["flatout"], seconds["bare"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
@@ -110,10 +130,13 @@ def main():
         f"| {name} | {1e3 * medians[name]:.2f} | {1e3 * min(values):.2f} | {1e3 * sum(values) / len(values):.2f} |"
         for name, values in seconds.items()
     )
+    what = f"ResNet-18 width 0.25, batch {BATCH}, {SIZE} pixels"
+    if options.data:
+        what = "the Transformer and the batches of recipes/multi30k-small-cpu.yaml"
     text = f"""# Overhead of the training loop over a bare PyTorch loop
 
 {time.strftime("%Y-%m-%d")}, commit {commit}, torch {torch.__version__}, 2 threads, {options.rounds} rounds of {options.steps} steps each in turns
-(ResNet-18 width 0.25, batch {BATCH}, {SIZE} pixels, CPU, shared noisy machine; freed memory is kept for the next step in both, as `flatout train` does).
+({what}, CPU, shared noisy machine; freed memory is kept for the next step in both, as `flatout train` does).
 
     {" ".join(["python", *sys.argv])}
 
@@ -124,7 +147,7 @@ def main():
 Ratio of the medians: **{medians["flatout"] / medians["bare"]:.3f}**; of neighbouring steps: median {middle:.3f}, quartiles {low:.3f} to {high:.3f};
 of the best steps {min(seconds["flatout"]) / min(seconds["bare"]):.3f}.
 """
-    options.out.write_text(text)
+    out.write_text(text)
     print(text)
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,21 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from training import make_dataset
 
     return make_dataset(tmp_path_factory.mktemp("data") / "shapes")
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny parallel text of tests/training.py; read only."""
+    from training import make_sentences
+
+    return make_sentences(tmp_path_factory.mktemp("data") / "sentences")
+
+
+@pytest.fixture(scope="session", params=["images", "text"])
+def samples(request: pytest.FixtureRequest) -> Path:
+    """Each task's tiny dataset in turn: what holds for one must hold for the other."""
+    data: Path = request.getfixturevalue({"images": "shapes", "text": "sentences"}[request.param])
+    return data
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +65,17 @@ def half(_stopped: Path, work: Path) -> Path:
     """`work` with tiny.yaml and its run, stopped by SIGTERM in the middle of the second epoch."""
     shutil.copytree(_stopped, work, symlinks=True, dirs_exist_ok=True)
     return work / "runs" / "tiny"
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """For tests of many tiny operations: two threads on busy cores would wait for each other at every one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

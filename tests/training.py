@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -20,22 +21,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import yaml
 
 from flatout.data.shapes import make_shapes
+from flatout.data.vocabulary import read_vocabulary
 from flatout.runs.directory import effective_rows, read_table
 from flatout.sampling import batch_count, batch_ids, epoch_order, ids_digest
+from flatout.sampling.token_batches import batch_of, batch_order, cut_by_tokens, token_order
 
 CLASSES, SAMPLES_PER_CLASS, BATCH_SIZE, EPOCHS = 4, 39, 8, 2
 SAMPLES = CLASSES * SAMPLES_PER_CLASS
 STEPS_PER_EPOCH = batch_count(SAMPLES, BATCH_SIZE)  # 20: the last batch is a short one
 STEPS = EPOCHS * STEPS_PER_EPOCH
+BATCH_TOKENS = 160  # of the made-up languages: about as many steps
 DEADLINE_SECONDS = 600.0  # a hang, even on a machine that is busy with other things
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["pytest", "training", "flatout.app.train_run", "flatout.app.show", "flatout.app.lr_find", "torch._dynamo"]
+    [
+        "pytest",
+        "training",
+        "flatout.app.train_run",
+        "flatout.app.show",
+        "flatout.app.lr_find",
+        "torch._dynamo",
+        "sacrebleu",
+    ]
 )  # the first optimizer of a process imports torch._dynamo, which takes as long as torch itself
 
 
@@ -45,9 +58,51 @@ def make_dataset(folder: Path, samples_per_class: int = SAMPLES_PER_CLASS, val_p
     return folder
 
 
+def make_sentences(folder: Path, pairs: int = SAMPLES, val_pairs: int = 12, seed: int = 0) -> Path:
+    """Parallel text in two made-up languages, with a word for a word in reverse order; line 5 cannot be used."""
+    chance = random.Random(seed)
+    words = {first + second: second + first + "u" for first in "bdgk" for second in "aeo"}
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", pairs), ("val", val_pairs)):
+        lines = [chance.choices(list(words), k=chance.randint(2, 6)) for _ in range(count)]
+        translated = [[words[word] for word in reversed(line)] for line in lines]
+        if split == "train":
+            lines[4] = []
+        for language, texts in (("aa", lines), ("bb", translated)):
+            (folder / f"{split}.{language}").write_text("".join(" ".join(text) + "\n" for text in texts))
+    return folder
+
+
 def recipe(data: Path, **changes: Any) -> dict[str, Any]:
     """A complete recipe; `changes` are dotted keys with `__` for the dot: train__lr=0.1."""
-    values: dict[str, Any] = {
+    values = _text_recipe(data) if (data / "train.aa").exists() else _image_recipe(data)
+    for key, value in changes.items():
+        section = values
+        *parents, last = key.split("__")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return values
+
+
+def _text_recipe(data: Path) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "task": "translation",
+        "device": "cpu",
+        "threads": 1,
+        "data": {
+            "path": str(data), "source_language": "aa", "target_language": "bb", "batch_tokens": BATCH_TOKENS,
+            "max_tokens": 24, "vocabulary": {"size": 300}, "workers": 0,
+        },
+        "model": {"name": "transformer-small", "width": 0.0625},
+        "train": {"epochs": EPOCHS, "lr": 0.01, "warmup_steps": 5},
+        "checkpoint": {"every_steps": 3},
+    }  # fmt: skip
+
+
+def _image_recipe(data: Path) -> dict[str, Any]:
+    return {
         "name": "tiny",
         "device": "cpu",
         "threads": 1,  # two compute threads on shared cores wait for each other
@@ -57,13 +112,6 @@ def recipe(data: Path, **changes: Any) -> dict[str, Any]:
         "train": {"epochs": EPOCHS, "lr": 0.05},
         "checkpoint": {"every_steps": 3},
     }
-    for key, value in changes.items():
-        section = values
-        *parents, last = key.split("__")
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
-    return values
 
 
 def write_recipe(path: Path, data: Path, **changes: Any) -> Path:
@@ -240,9 +288,29 @@ def expected_ledger(
     return rows
 
 
+def expected_text_ledger(run: Path, epochs: int = EPOCHS, seed: int = 0) -> list[tuple[str, ...]]:
+    """The same for sentence pairs, from their lengths in the run's own vocabulary."""
+    vocabulary = read_vocabulary(run / "vocabulary.json")
+    data = Path(yaml.safe_load((run / "config.yaml").read_text())["data"]["path"])
+    lines = [(data / f"train.{language}").read_text().splitlines() for language in ("aa", "bb")]
+    usable = np.array([number for number, pair in enumerate(zip(*lines, strict=True)) if all(pair)])
+    source, target = (np.array([len(row) for row in vocabulary.encode(texts)])[usable] for texts in lines)
+    cut = cut_by_tokens(source + 1, target + 2, BATCH_TOKENS)
+    rows: list[tuple[str, ...]] = []
+    for epoch in range(epochs):
+        order = token_order(cut, seed, epoch)
+        batches = [usable[batch_of(cut, order, number)] for number in batch_order(cut, seed, epoch).tolist()]
+        assert sorted(sample for batch in batches for sample in batch.tolist()) == usable.tolist()
+        for index, ids in enumerate(batches):
+            rows.append((str(len(rows) + 1), str(epoch), str(index), str(len(ids)), ids_digest(ids)))
+    return rows
+
+
 def assert_ledger(run: Path, **sizes: int) -> None:
     """Every sample exactly once per epoch, in the order of the pure functions; and every second has an owner."""
-    assert [row[:5] for row in trained(run)] == expected_ledger(**sizes)
+    text = (run / "vocabulary.json").exists()
+    expected = expected_text_ledger(run, **sizes) if text else expected_ledger(**sizes)
+    assert [row[:5] for row in trained(run)] == expected
     assert_adds_up(run)
 
 

@@ -36,9 +36,14 @@ EVERYTHING = {
     "train__accumulate": 2,
     "train__ema": 0.9,
     "train__clip_norm": 1.0,
-    "views__small": {
-        "base": "train-224", "size": 16, "mixup": 0.4, "cutmix": 1.0, "colour_jitter": [0.2, 0.2, 0.2], "erase": 0.3
+}
+EVERYTHING_DRAWN = {
+    "shapes": {
+        "views__small": {
+            "base": "train-224", "size": 16, "mixup": 0.4, "cutmix": 1.0, "colour_jitter": [0.2, 0.2, 0.2], "erase": 0.3
+        }
     },
+    "sentences": {"model__dropout": 0.3, "train__checkpointing": True},
 }  # fmt: skip
 
 
@@ -70,29 +75,30 @@ def moments(seed: int) -> list[Moment]:
     return chosen
 
 
-def changing_workers(attempt: int) -> tuple[str, ...]:
+def changing_workers(attempt: int, data: Path) -> tuple[str, ...]:
     """Another number and kind of workers at every attempt: nothing of it may show in the result."""
     workers, kind = [(1, "thread"), (0, "auto"), (2, "process"), (0, "auto"), (4, "thread")][attempt % 5]
-    return ("--set", f"data.workers={workers}", "--set", f"data.worker_kind={kind}")
+    kinds = ("--set", f"data.worker_kind={kind}") if data.name == "shapes" else ()  # text has one kind only
+    return ("--set", f"data.workers={workers}", *kinds)
 
 
 @pytest.fixture(scope="module")
-def four_epochs(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_epochs(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reference, by the installed command and without a break."""
     folder = tmp_path_factory.mktemp("four-epochs")
-    config = write_recipe(folder / "tiny.yaml", shapes, train__epochs=EPOCHS)
+    config = write_recipe(folder / "tiny.yaml", samples, train__epochs=EPOCHS)
     finished = installed_command("train", config, cwd=folder)
     assert finished.code == 0, finished.err
     return folder / "runs" / "tiny"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ten_kills_leave_no_trace(work: Path, shapes: Path, four_epochs: Path, seed: int) -> None:
-    config, run = write_recipe(work / "tiny.yaml", shapes, train__epochs=EPOCHS), work / "runs" / "tiny"
+@pytest.mark.parametrize(("samples", "seed"), [("images", 1), ("images", 2), ("text", 2)], indirect=["samples"])
+def test_ten_kills_leave_no_trace(work: Path, samples: Path, four_epochs: Path, seed: int) -> None:
+    config, run = write_recipe(work / "tiny.yaml", samples, train__epochs=EPOCHS), work / "runs" / "tiny"
     half_written = 0
     for attempt, moment in enumerate(moments(seed)):
-        running = start("train", config, *(changing_workers(attempt) if seed == 2 else ()), cwd=work)
+        running = start("train", config, *(changing_workers(attempt, samples) if seed == 2 else ()), cwd=work)
         moment(running, run)
         assert running.running, running.wait().err
         running.kill()
@@ -117,10 +123,11 @@ def test_workers_leave_no_trace(work: Path, shapes: Path, uninterrupted: Path, w
     assert_ledger(run.directory)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_kill_leaves_no_trace_with_every_part_that_has_state(work: Path, shapes: Path, workers: int) -> None:
-    whole = flatout.train(recipe(shapes, **EVERYTHING), run=work / "whole")
-    config, run = write_recipe(work / "tiny.yaml", shapes, **EVERYTHING, data__workers=workers), work / "runs" / "tiny"
+@pytest.mark.parametrize(("samples", "workers"), [("images", 0), ("images", 2), ("text", 2)], indirect=["samples"])
+def test_a_kill_leaves_no_trace_with_every_part_that_has_state(work: Path, samples: Path, workers: int) -> None:
+    everything = EVERYTHING | EVERYTHING_DRAWN[samples.name]
+    whole = flatout.train(recipe(samples, **everything), run=work / "whole")
+    config, run = write_recipe(work / "tiny.yaml", samples, **everything, data__workers=workers), work / "runs" / "tiny"
     running = start("train", config, cwd=work)
     wait_until(lambda: row_count(run) >= 17 or not running.running, "17 steps")
     running.kill()

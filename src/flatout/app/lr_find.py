@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 
 from flatout.app.display import Display
+from flatout.app.task_setup import open_source, workers_for_task
 from flatout.app.train_run import folder_name, prepare_cpu, prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.loader import choose_workers, open_loader
 from flatout.engine.learner import build_learner
 from flatout.engine.range_test import range_test, suggest
 from flatout.errors import ConfigError, RunFailed
@@ -36,13 +37,14 @@ def find_learning_rate(
     folder = out or Path("runs") / f"{folder_name(config.name)}-lr-find"
     random_state = torch.get_rng_state()
     prepare_cpu(config)
-    workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
+    workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
     points = []
     try:
-        with Display(quiet) as display, open_loader(setup.recipe, config.data, workers) as loader:
+        batches = open_source(setup.recipe, config.data, workers)
+        with Display(quiet) as display, closing(batches):
             learner = build_learner(setup.task, config, setup.device)
             display.begin("learning rate", 0, steps)
-            for point in range_test(setup.task, learner, loader, config, low, high, steps):
+            for point in range_test(setup.task, learner, batches, config, low, high, steps):
                 points.append(point)
                 figures = f"rate {point.learning_rate:.2e}  loss {point.smoothed:.3f}"
                 display.advance("learning rate", len(points), steps, figures)
@@ -55,7 +57,7 @@ def find_learning_rate(
     result = {
         "suggestions": suggestions,
         "diverged_at": points[-1].learning_rate if len(points) < steps else None,
-        "chance_loss": math.log(len(setup.dataset.classes)),
+        "chance_loss": math.log(setup.opened.chance_loss_of),
         "points": [asdict(point) for point in points],
         "plot": str(folder / "lr-find.html"),
     }

@@ -4,16 +4,17 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from flatout.app.task_setup import open_source, workers_for_task
 from flatout.app.train_run import Setup, prepare_cpu, prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.batch import Batch, BatchSource, StageSeconds
-from flatout.data.loader import choose_workers, open_loader
+from flatout.data.batch import AnyBatch, BatchSource, Failure, StageSeconds
 from flatout.engine.learner import Learner, build_learner
 from flatout.engine.loop import Job, Progress, StepRecord, train
 from flatout.errors import FlatoutError
@@ -56,12 +57,17 @@ class Measured:
 class OneBatch:
     """A source that never makes anyone wait: the same batch again and again."""
 
-    def __init__(self, batch: Batch, batches_per_epoch: int) -> None:
+    notes: tuple[str, ...] = ()
+    memory_bytes = 0
+
+    def __init__(self, batch: Any, batches_per_epoch: int) -> None:
         self.batch = batch
+        self.quarantine: dict[int, Failure] = {}
+        self.stages = StageSeconds()
         self.batches_per_epoch = batches_per_epoch
         self.samples = batches_per_epoch * len(batch.sample_ids)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]:
         for index in range(start, self.batches_per_epoch):
             yield replace(self.batch, epoch=epoch, index=index)
 
@@ -80,8 +86,9 @@ def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     learner = build_learner(setup.task, setup.config, setup.device)
-    workers = 0 if synthetic else choose_workers(setup.config.data.workers, setup.device.kind, setup.recipe)
-    with open_loader(setup.recipe, setup.config.data, workers, device_kind=setup.device.kind) as loader:
+    workers = 0 if synthetic else workers_for_task(setup.config.data, setup.device.kind, setup.recipe)
+    loader = open_source(setup.recipe, setup.config.data, workers, device_kind=setup.device.kind)
+    with closing(loader):
         source: BatchSource = loader
         if synthetic:
             source = OneBatch(next(iter(loader.epoch(0))), loader.batches_per_epoch)

@@ -10,8 +10,7 @@ from flatout.app.sharing import add_shared, with_shares
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
-from flatout.data.batch import Failure, StageSeconds
-from flatout.data.dataset import Dataset
+from flatout.data.batch import AnyDataset, Failure, StageSeconds
 from flatout.data.readers import Reader, store_counters
 from flatout.engine.devices import Device
 from flatout.engine.loop import EpochRecord, StepRecord
@@ -40,7 +39,7 @@ class RunRecords:
     """The growing tables of one run, over all its attempts."""
 
     def __init__(
-        self, directory: RunDirectory, config: Config, dataset: Dataset, device: Device, world_size: int = 1
+        self, directory: RunDirectory, config: Config, dataset: AnyDataset, device: Device, world_size: int = 1
     ) -> None:
         self._world_size = world_size
         self.link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
@@ -102,6 +101,7 @@ class RunRecords:
         ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
         summary = {
             "run": self._config.name,
+            "task": self._config.task,
             "status": status,
             "cause": cause,
             "updated_unix": time.time(),
@@ -156,7 +156,7 @@ class RunRecords:
         return judge(
             epochs,
             metric_of(self._config.checkpoint.metric, higher_is_better),
-            classes=len(self._dataset.classes),
+            classes=len(self._dataset.classes) or None,
             planned_epochs=train.epochs,
             peak_learning_rate=train.lr,
             emulated=self._device.kind == "emulated",
@@ -184,12 +184,18 @@ class RunRecords:
         return {name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()}
 
     def _data(self, stages: StageSeconds) -> dict[str, Any]:
+        splits = {"train": self._dataset.train, "val": self._dataset.val}
         return {
-            "samples_total": len(self._dataset.train) + (len(self._dataset.val) if self._dataset.val else 0),
-            "classes": len(self._dataset.classes),
+            "samples_total": sum(len(split) for split in splits.values() if split is not None),
+            "classes": len(self._dataset.classes) or None,
             "dataset_bytes": self._dataset.total_bytes,
+            "splits": {
+                name: {"samples": len(split), "bytes": split.total_bytes}
+                for name, split in splits.items()
+                if split is not None
+            },
             **self.data_totals(stages),
-            **_store_answers(self._dataset.train.reader),
+            **_store_answers(getattr(self._dataset.train, "reader", None)),
             "quarantined": len(self._quarantined),
         }
 
@@ -207,10 +213,10 @@ def _import_seconds(recorder: Recorder) -> float:
     return max(0.0, _IMPORTED_UNIX - (time.time() - recorder.wall_seconds()))
 
 
-def _store_answers(reader: Reader) -> dict[str, Any]:
+def _store_answers(reader: Reader | None) -> dict[str, Any]:
     """How the store answered this process in this attempt; empty where the kernel reads the files."""
-    counted = store_counters(reader)
-    if not counted.requests:
+    counted = None if reader is None else store_counters(reader)
+    if counted is None or not counted.requests:
         return {}
     return {
         "store_retries": counted.retries,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flatout.config.loading import differences, load_config
 from flatout.config.schema import Config
-from flatout.data.dataset import Dataset
+from flatout.data.batch import AnyDataset
 from flatout.engine import checkpoint
 from flatout.engine.loop import Progress
 from flatout.engine.parallel import Alone
@@ -48,23 +48,38 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
 
 def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:
     """Checkpoints before there were ranks do not say it."""
-    before = previous.data.batch_size if previous is not None else None
+    if previous is None:
+        before = None
+    else:
+        before = previous.data.batch_tokens if previous.task == "translation" else previous.data.batch_size
     return int(state["global_batch"]) if "global_batch" in state else before
 
 
 def check_compatible(
-    resumed: Resumed, config: Config, dataset: Dataset, accept_changed_data: bool, global_batch: int
+    resumed: Resumed, config: Config, dataset: AnyDataset, accept_changed_data: bool, global_batch: int
 ) -> list[str]:
     """Refuse what would silently train something else than the user thinks; returns a note on what was accepted."""
     if resumed.tensors is None:
         return []
     old = resumed.previous
     if resumed.global_batch is not None and resumed.progress.batch_index and resumed.global_batch != global_batch:
-        key = "batch_size" if config.parallel.mode == "single" and config.data.global_batch is None else "global_batch"
+        alone = config.parallel.mode == "single" and config.data.global_batch is None
+        key = "batch_tokens" if config.task == "translation" else "batch_size" if alone else "global_batch"
         raise ConfigError(
             f"data.{key} changed from {resumed.global_batch} to {global_batch} in the middle of epoch "
             f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {resumed.global_batch} "
             "until the epoch ends, or use --fresh"
+        )
+    before, now = (old or config).data.max_tokens, config.data.max_tokens
+    if resumed.progress.batch_index and before != now:
+        raise ConfigError(
+            f"data.max_tokens changed from {before} to {now} in the middle of epoch {resumed.progress.epoch + 1}: "
+            f"samples would be skipped or repeated; resume with {before} until the epoch ends, or use --fresh"
+        )
+    if old is not None and old.data.vocabulary != config.data.vocabulary:
+        raise ConfigError(
+            f"data.vocabulary changed from {_shown(old)} to {_shown(config)}, but the run's weights belong to the "
+            "words it began with; use the old one, or --fresh"
         )
     if old is not None and old.train.seed != config.train.seed:
         raise ConfigError(
@@ -91,6 +106,10 @@ def shared(resumed: Resumed | None, ranks: Alone | Ranks) -> Resumed:
     told = ranks.group.from_main([vars(own.progress), own.precision, own.tensors is not None])
     tensors = ranks.group.tensors_from_main(own.tensors) if told[2] else None
     return own if resumed is not None else Resumed(Progress(**told[0]), tensors, told[1])
+
+
+def _shown(config: Config) -> str:
+    return f"{config.data.vocabulary.kind} of {config.data.vocabulary.size}"
 
 
 def _changes(old: Config, new: Config) -> list[str]:

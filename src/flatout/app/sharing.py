@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.app.task_setup import AnyRecipe, open_source
 from flatout.config.schema import Config
 from flatout.cost import Usage
-from flatout.data.loader import Loader, open_loader
+from flatout.data.batch import BatchSource
 from flatout.data.prepare import Recipe
 from flatout.timeline import Recorder
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class TrainingData:
     """The loader, and what sharing did for it where it is shared."""
 
-    def __init__(self, loader: Loader, pool: "SharedPool | None" = None, served_from: str | None = None) -> None:
+    def __init__(self, loader: BatchSource, pool: "SharedPool | None" = None, served_from: str | None = None) -> None:
         self.loader = loader
         self._pool = pool
         self._served_from = served_from
@@ -28,11 +29,11 @@ class TrainingData:
 
 
 def open_training_data(
-    recipe: Recipe, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path
+    recipe: AnyRecipe, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path
 ) -> TrainingData:
     data = config.data
-    if data.shared == "off":
-        return TrainingData(open_loader(recipe, data, workers, device_kind=device_kind, recorder=recorder))
+    if data.shared == "off" or not isinstance(recipe, Recipe):
+        return TrainingData(open_source(recipe, data, workers, True, device_kind, recorder))
     from flatout.service.opening import open_shared_loader  # a run that does not share does not pay for it
 
     order_file = run / "shared_order.json"

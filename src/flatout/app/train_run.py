@@ -21,17 +21,14 @@ from flatout.app.recording import NoRecords, RunRecords
 from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
 from flatout.app.sharing import TrainingData, open_training_data
 from flatout.app.stopping import Signals, is_interruption, stop_reason
+from flatout.app.task_setup import AnyRecipe, Opened, open_source, open_task, workers_for_task
 from flatout.app.trackers import Attempt, Trackers
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config, StopConfig
 from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
-from flatout.data.batch import StageSeconds
+from flatout.data.batch import AnyDataset, BatchSource, StageSeconds
 from flatout.data.budgets import usable_cores
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.loader import Loader, choose_workers, open_loader
-from flatout.data.prepare import Recipe
-from flatout.data.readers import store_counters
-from flatout.data.views import resolve_view
+from flatout.data.loader import Loader
 from flatout.diagnosis.live import LiveHint
 from flatout.engine import checkpoint
 from flatout.engine.device_clock import CudaClock
@@ -44,7 +41,6 @@ from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.schedules import scaled_rate
 from flatout.errors import (
     ConfigError,
-    DataError,
     EndedBySomeRank,
     FlatoutError,
     Interrupted,
@@ -57,8 +53,7 @@ from flatout.errors import (
 )
 from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import mark_failed, read_json, write_json, write_text
-from flatout.sampling import batch_count
-from flatout.tasks.classification import Classification
+from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder
 
 MAX_FAILED_SAVES = 3
@@ -69,13 +64,21 @@ class Setup:
     """What was checked before anything is written."""
 
     config: Config
-    dataset: Dataset
     device: Device
-    task: Classification
-    recipe: Recipe
-    val_recipe: Recipe | None
+    opened: Opened
     total_steps: int
-    global_batch: int
+
+    @property
+    def dataset(self) -> AnyDataset:
+        return self.opened.dataset
+
+    @property
+    def task(self) -> Task:
+        return self.opened.task
+
+    @property
+    def recipe(self) -> AnyRecipe:
+        return self.opened.recipe
 
 
 def train_run(
@@ -112,7 +115,7 @@ def train_run(
                     raise RunDirectoryError(
                         f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
                     )
-            setup = prepare_setup(config, ranks)
+            setup = prepare_setup(config, ranks, None if fresh else directory.root)
             begins = fresh or not checkpoint.list_saved(directory.checkpoints)
             learner = _new_learner(setup, warm_start if begins else None)
             spread(learner, config, ranks.world_size)
@@ -137,36 +140,16 @@ def _set_aside(directory: RunDirectory) -> None:
     directory.lock()
 
 
-def prepare_setup(config: Config, ranks: Alone | Ranks | None = None) -> Setup:
+def prepare_setup(config: Config, ranks: Alone | Ranks | None = None, run_folder: Path | None = None) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
     device = choose_device(config.device)
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
-    dataset = open_dataset(config.data)
-    view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
-    samples = len(dataset.train)
     rank, world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
-    key = "batch_size" if config.data.global_batch is None else "global_batch"
-    global_batch = config.data.global_batch or config.data.batch_size * world_size
-    if global_batch > samples:
-        on_ranks = f" on each of {world_size} ranks" if key == "batch_size" and world_size > 1 else ""
-        raise DataError(
-            f"data.{key} is {getattr(config.data, key)}{on_ranks} but the training split has {samples} samples; "
-            f"set data.{key} to at most {samples // world_size if on_ranks else samples}"
-        )
-    if len(dataset.classes) < 2:
-        raise DataError(f"the dataset has {len(dataset.classes)} class; a classifier needs at least 2")
-    recipe = Recipe(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
-    val_size = config.validate_.batch_size or config.data.global_batch or config.data.batch_size
-    val_recipe = None
-    if dataset.val is not None:
-        val_recipe = Recipe(
-            dataset.val, eval_view, 0, val_size, shuffle=False, rank=rank, world_size=world_size, whole_batches=True
-        )
-    task = Classification(config, len(dataset.classes), view, eval_view)
-    total = config.train.epochs * batch_count(samples, global_batch)
+    opened = open_task(config, run_folder, rank, world_size)
+    total = config.train.epochs * opened.recipe.batches_per_epoch
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
-    return Setup(config, dataset, device, task, recipe, val_recipe, total, global_batch)
+    return Setup(config, device, opened, total)
 
 
 def folder_name(name: str) -> str:
@@ -201,8 +184,8 @@ class _Session:
         if setup.device.kind == "cuda":
             self._recorder.device_clock = CudaClock()
         self._data: TrainingData | None = None
-        self._loader: Loader | None = None
-        self._val_loader: Loader | None = None
+        self._loader: BatchSource | None = None
+        self._val_loader: BatchSource | None = None
         self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
         self._others_stages = StageSeconds()
         self._failed_saves = 0
@@ -220,12 +203,14 @@ class _Session:
             return
         restored = self._ranks.together(lambda: self._prepare_to_train(resumed, warm_start))
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
-        for note in (*setup.dataset.notes, *resumed.notes, *accepted, *restored):
+        for note in (*setup.dataset.notes, *setup.opened.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
         if isinstance(self._records, RunRecords):
             self._records.system.rank_interface = getattr(self._ranks, "interface", None)
             self._records.system.start(self._recorder.wall_seconds, self._say)
             write_text(self._directory.config, dump_config(config))
+            for name, text in setup.opened.files.items():
+                write_text(self._directory.root / name, text)
             write_json(self._directory.environment, describe_environment(setup.device))
             attempt = Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1)
             self._trackers.start(attempt)
@@ -238,7 +223,7 @@ class _Session:
         config = self._setup.config
         found = find_resume_point(self._directory, config)
         return found, check_compatible(
-            found, config, self._setup.dataset, accept_changed_data, self._setup.global_batch
+            found, config, self._setup.dataset, accept_changed_data, self._setup.opened.global_batch
         )
 
     def _prepare_to_train(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
@@ -288,13 +273,14 @@ class _Session:
 
     def _explained(self, error: BaseException, job: Job) -> RunFailed | None:
         """What a user can do about an error of torch or the system; None for a bug."""
-        batch_size = self._setup.config.data.batch_size
         if isinstance(self._ranks, Ranks) and (blamed := self._ranks.explain(error)) is not None:
             return RunFailed(f"training ended after step {job.progress.step}: {blamed}; the same command resumes")
+        key = self._setup.opened.batch_key
+        size = getattr(self._setup.config.data, key)
         if isinstance(error, torch.OutOfMemoryError):
             return RunFailed(
-                f"the device ran out of memory with data.batch_size = {batch_size}: {str(error).splitlines()[0]}; "
-                f"try data.batch_size={max(1, batch_size // 2)}, train.checkpointing=true, or train.accumulate=2"
+                f"the device ran out of memory with data.{key} = {size}: {str(error).splitlines()[0]}; "
+                f"try data.{key}={max(1, size // 2)}, train.checkpointing=true, or train.accumulate=2"
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return RunFailed(
@@ -305,21 +291,21 @@ class _Session:
 
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
-        workers = choose_workers(config.data.workers, setup.device.kind, setup.recipe)
+        workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
         self._data = open_training_data(
             setup.recipe, config, workers, setup.device.kind, self._recorder, self._directory.root
         )
         self._loader = self._data.loader
-        if setup.val_recipe is not None:
-            self._val_loader = open_loader(
-                setup.val_recipe, config.data, min(workers, 1), False, setup.device.kind,
+        if (val_recipe := setup.opened.val_recipe) is not None:
+            self._val_loader = open_source(
+                val_recipe, config.data, min(workers, 1), False, setup.device.kind,
                 memory_taken=self._loader.memory_bytes,
             )  # fmt: skip
         if config.parallel.mode == "dp":
             self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
         self._say(
-            f"training {config.model.name} on {setup.device.name}: {len(setup.dataset.train):,} samples of "
-            f"{len(setup.dataset.classes)} classes, {setup.total_steps:,} steps, {workers} worker(s)"
+            f"training {config.model.name} on {setup.device.name}: {setup.opened.what}, "
+            f"{setup.total_steps:,} steps, {workers} worker(s)"
         )
         for note in self._loader.notes:
             self._say(note)
@@ -391,7 +377,7 @@ class _Session:
             self._others_stages.add(StageSeconds(**stages))
 
     def _say_once_if_stage_is_full(self) -> None:
-        log = self._loader.log if self._loader is not None else None
+        log = self._loader.log if isinstance(self._loader, Loader) else None
         if log is not None and log.full is not None and not self._stage_full_said:
             self._stage_full_said = True
             self._say(f"stage: full ({log.full}); what is not there yet is read from the store every epoch")
@@ -434,7 +420,7 @@ class _Session:
         for loader in (self._loader, self._val_loader):
             if loader is not None:
                 stages.add(loader.stages)
-        own = store_counters(self._setup.dataset.train.reader)  # worker processes hand theirs over with each batch
+        own = self._setup.dataset.store_counters()  # worker processes hand theirs over with each batch
         stages.store_requests += own.requests
         stages.store_bytes += own.bytes
         return stages
@@ -450,7 +436,7 @@ class _Session:
             "data_fingerprint": self._setup.dataset.fingerprint,
             "samples": {"train": len(self._setup.dataset.train)},
             "attempt": self._records.attempt,
-            "global_batch": self._setup.global_batch,
+            "global_batch": self._setup.opened.global_batch,
         }
         if isinstance(self._ranks, Ranks):
             save_own(self._ranks, learner, folder, progress.step)
@@ -483,7 +469,7 @@ class _Session:
         if job.current is not None and self._ranks.rank == 0:
             whole = job.current.whole_ids
             ids = (job.current.sample_ids if whole is None else whole).tolist()
-            names = [self._setup.dataset.train.names[i] for i in ids]
+            names = [self._setup.dataset.train.name(i) for i in ids]
             at = {"epoch": job.current.epoch, "batch_index": job.current.index, "step": job.progress.step + 1}
             write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
 
@@ -551,5 +537,6 @@ def _epoch_line(epoch: int, epochs: int, train_loss: float | None, metrics: Mapp
         "val_loss": lambda value: f"val loss {value:.3f}",
         "top1": lambda value: f"top-1 {100 * value:.1f} %",
         "top5": lambda value: f"top-5 {100 * value:.1f} %",
+        "bleu": lambda value: f"BLEU {value:.1f}",
     }
     return "  ".join([*parts, *(names[name](metrics[name]) for name in names if name in metrics)])

@@ -22,5 +22,6 @@ def register() -> None:
         simulate,
         suite,
         train,
+        translate,
         tune,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flatout.config.checks import find_unused, find_wrong_combinations
+from flatout.config.checks import TASK_DEFAULTS, find_unused, find_wrong_combinations
 from flatout.config.schema import Config, ViewConfig
 from flatout.errors import ConfigError
 
@@ -33,12 +33,24 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
         _assign(values, key, value)
         origins = {old: origin for old, origin in origins.items() if not f"{old}.".startswith(f"{key}.")}
         origins.update((leaf, "--set") for leaf, _ in _leaves({key: value}))
+    filled = _fill_in_for_task(values)
     config = _validated(values)
     effective = dict(flat(config))  # so that 1e-1, which YAML reads as text, equals a default of 0.1
     set_keys = {key: effective.get(key, _lookup(values, key)) for key in origins}
     for problem in (*find_unused(config, set_keys), *find_wrong_combinations(config)):
         raise ConfigError(problem)
-    return Loaded(config, {key: origins.get(key, "default") for key, _ in flat(config)})
+    return Loaded(config, {key: {**filled, **origins}.get(key, "default") for key, _ in flat(config)})
+
+
+def _fill_in_for_task(values: dict[str, Any]) -> dict[str, str]:
+    """Defaults that depend on what is learned, for keys that are not set; returns where they came from."""
+    task = values.get("task")
+    filled = {}
+    for key, value in (TASK_DEFAULTS.get(task, {}) if isinstance(task, str) else {}).items():
+        if _lookup(values, key) is None and isinstance(values.get(key.split(".")[0], {}), dict):
+            _assign(values, key, value)
+            filled[key] = f"task {task}"
+    return filled
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:

@@ -120,6 +120,13 @@ class ViewConfig(Section):
     """Standard deviation of each channel (0..1), divided by on the device."""
 
 
+class VocabularyConfig(Section):
+    kind: Literal["bpe", "unigram"] = "bpe"
+    """How words are cut into pieces."""
+    size: int = Field(8000, ge=300, le=500_000)
+    """Most pieces; one vocabulary serves both languages."""
+
+
 class DataConfig(Section):
     path: str = ""
     """Folder, .tar, pack or object-store URL of the dataset."""
@@ -162,15 +169,28 @@ class DataConfig(Section):
     shared_start: Literal["beginning", "window"] = "beginning"
     """beginning: the order of batches is that of a job alone. window: start at the batches that other jobs are
     reading, and read at the end of each epoch what was missed at its start."""
+    source_language: str | None = None
+    """Translation: the ending of the files to translate from, such as en for train.en or train.en.gz."""
+    target_language: str | None = None
+    """Translation: the ending of the files to translate to; with train.tsv, the second column's language."""
+    batch_tokens: int = Field(8192, ge=16)
+    """Translation: most tokens of one batch, both languages and padding counted."""
+    max_tokens: int = Field(128, ge=1, le=1000)
+    """Translation: sentence pairs with more tokens on one side are left out."""
+    vocabulary: VocabularyConfig = VocabularyConfig()
 
 
 class ModelConfig(Section):
     name: str = "resnet18"
-    """resnet18, resnet34, resnet50, timm:NAME or torchvision:NAME."""
+    """resnet18, resnet34, resnet50, timm:NAME or torchvision:NAME; transformer-small or transformer-base."""
     stem: Literal["standard", "small"] = "small"
     """standard: 7x7 stride 2 and max-pool; small: 3x3 stride 1, for images of 32-64 pixels."""
     width: float = Field(1.0, gt=0, le=8)
     """Factor on the number of channels."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Transformer: share of activations left out in training."""
+    pre_norm: StrictBool = True
+    """Transformer: normalise before each part of a layer instead of after it; trains more easily."""
 
 
 class TrainConfig(Section):
@@ -184,6 +204,8 @@ class TrainConfig(Section):
     """Peak learning rate."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of sgd."""
+    beta2: float = Field(0.999, gt=0, lt=1)
+    """How slowly adamw and lamb forget the size of gradients."""
     weight_decay: float = Field(5e-4, ge=0)
     """Weight decay; norms and biases are left out."""
     schedule: Literal["cosine", "one-cycle", "step", "linear", "constant", "inverse-sqrt"] = "cosine"
@@ -194,6 +216,8 @@ class TrainConfig(Section):
     """Schedule step: factor at each milestone."""
     warmup_epochs: float = Field(1.0, ge=0)
     """Epochs of linear warm-up."""
+    warmup_steps: int | None = Field(None, ge=0)
+    """Steps of linear warm-up, instead of warmup_epochs."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of the target spread over all classes."""
     ema: float | None = Field(None, gt=0, lt=1)
@@ -221,6 +245,8 @@ class ValidateConfig(Section):
     """Epochs between two validations; the last epoch is always validated."""
     batch_size: int | None = Field(None, ge=1)
     """Samples of one validation batch; default data.batch_size."""
+    beam: int = Field(1, ge=1, le=64)
+    """Translation: hypotheses kept for each sentence; 1 is greedy."""
 
 
 class CheckpointConfig(Section):
@@ -230,7 +256,7 @@ class CheckpointConfig(Section):
     """Steps between two checkpoints, besides those at the end of epochs."""
     keep_top: int = Field(3, ge=0)
     """How many of the best checkpoints to keep, besides the newest two."""
-    metric: Literal["top1", "top5", "val_loss", "train_loss"] = "top1"
+    metric: Literal["top1", "top5", "bleu", "val_loss", "train_loss"] = "top1"
     """What best means."""
 
 
@@ -354,7 +380,7 @@ class MonitorConfig(Section):
 class Config(Section):
     name: str = "run"
     """Name of the run; its directory is runs/<name>."""
-    task: Literal["classification"] = "classification"
+    task: Literal["classification", "translation"] = "classification"
     """What is learned."""
     device: Literal["auto", "cpu", "cuda", "mps", "emulated"] = "auto"
     """Where to compute; auto takes cuda, then mps, then cpu."""

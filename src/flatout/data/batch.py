@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.draws import Mix
+from flatout.storage.counters import StoreCounters
 
 if TYPE_CHECKING:
     import torch
@@ -82,12 +83,65 @@ class Batch:
     whole_ids: "torch.Tensor | None" = None  # of the global batch, unusable ones included, where this is a slice of it
 
 
+class AnyBatch(Protocol):
+    """What the engine knows of a batch: where it stands, and which samples are in it."""
+
+    epoch: int
+    index: int
+    sample_ids: "torch.Tensor"
+    failures: list[Failure]
+    whole_ids: "torch.Tensor | None"
+
+
+class AnySplit(Protocol):
+    @property
+    def total_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def name(self, sample_id: int) -> str:
+        """Where a person finds the sample."""
+        ...
+
+
+class AnyDataset(Protocol):
+    """What a run records of its dataset, whatever its samples are."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """None of them where labels are not classes."""
+        ...
+
+    @property
+    def train(self) -> AnySplit: ...
+
+    @property
+    def val(self) -> AnySplit | None: ...
+
+    def store_counters(self) -> StoreCounters:
+        """Requests of this process to the object store so far; none where the data is local."""
+        ...
+
+
 class BatchSource(Protocol):
     """Batches in a fixed order. `epoch` may start in the middle; the source may prepare ahead of what is asked."""
 
     batches_per_epoch: int
     samples: int
+    notes: tuple[str, ...]  # what was chosen, and why
+    quarantine: dict[int, Failure]
+    stages: StageSeconds
+    memory_bytes: int  # at most, for batches and what is kept
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]: ...
 
     def close(self) -> None: ...

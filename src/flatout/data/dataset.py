@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout
 from flatout.data.pack import PackReader, open_split, read_manifest
-from flatout.data.readers import ObjectReader, Reader, Source, read_source
+from flatout.data.readers import ObjectReader, Reader, Source, read_source, store_counters
 from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import is_fuse_mount, open_store
+from flatout.storage.counters import StoreCounters
 from flatout.storage.protocol import Range, Store
 
 if TYPE_CHECKING:  # not for workers: see views.py
@@ -44,6 +45,13 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def name(self, sample_id: int) -> str:
+        return self.names[sample_id]
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.lengths.sum())
 
     def locate(self, ids: NDArray[np.int64]) -> Sequence[Source | StorageError]:
         return self.reader.locate(self.rows[ids])
@@ -98,7 +106,10 @@ class Dataset:
 
     @property
     def total_bytes(self) -> int:
-        return sum(int(split.lengths.sum()) for split in (self.train, self.val) if split)
+        return sum(split.total_bytes for split in (self.train, self.val) if split)
+
+    def store_counters(self) -> StoreCounters:
+        return store_counters(self.train.reader)
 
 
 def open_dataset(config: "DataConfig") -> Dataset:

@@ -122,6 +122,12 @@ def list_saved(folder: Path) -> list[Saved]:
     return found
 
 
+def best_first(folder: Path, better: str) -> list[Saved]:
+    """By metric; where none has one, by age, the newest first."""
+    saved = list_saved(folder)
+    return _by_metric(saved, better) or saved[::-1]
+
+
 def superseded(saved: list[Saved], keep_top: int, better: str) -> list[Saved]:
     """Those that are neither among the newest nor among the best; a tie is won by the newer."""
     by_step = sorted(saved, key=lambda each: each.step)

@@ -83,7 +83,9 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     model = task.build_model().to(device.torch)
     if train.channels_last and device.kind != "emulated":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = build_optimizer(model, train.optimizer, train.lr, train.momentum, train.weight_decay)
+    optimizer = build_optimizer(
+        model, train.optimizer, train.lr, train.momentum, train.weight_decay, (0.9, train.beta2)
+    )
     ema = Ema.start(model, train.ema) if train.ema is not None else None
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
     return Learner(model, compute, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)

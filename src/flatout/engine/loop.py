@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatout.config.schema import Config
-from flatout.data.batch import Batch, BatchSource
+from flatout.data.batch import AnyBatch, BatchSource
 from flatout.engine.learner import Learner
 from flatout.engine.parallel import Alone, Parallel, Told
 from flatout.engine.schedules import learning_rate
@@ -87,7 +87,7 @@ class Job:
     ranks: Parallel = field(default_factory=Alone)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
-    current: Batch | None = None  # the batch of the step under way, for whoever must say what was in it
+    current: AnyBatch | None = None  # the batch of the step under way, for whoever must say what was in it
 
     @property
     def log_every(self) -> int:
@@ -147,7 +147,7 @@ def _save(job: Job) -> None:
         job.save(job.progress)
 
 
-def _step(job: Job, batch: Batch, started: float, data_wait_seconds: float) -> StepRecord | None:
+def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -> StepRecord | None:
     """One optimizer step on one batch; None where every sample of it is in quarantine."""
     learner, task, progress, span, ranks = job.learner, job.task, job.progress, job.recorder.span, job.ranks
     job.current, job.recorder.step = batch, progress.step + 1
@@ -203,7 +203,9 @@ def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) 
 
 def _set_learning_rate(job: Job) -> float:
     train = job.config.train
-    warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
+    warmup_steps = train.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
     peak = train.lr if job.peak_rate is None else job.peak_rate
     rate = learning_rate(train.schedule, done, job.total_steps, peak, warmup_steps, train.milestones, train.gamma)
@@ -212,7 +214,7 @@ def _set_learning_rate(job: Job) -> float:
     return rate
 
 
-def _verify(job: Job, batch: Batch, loss: float | None) -> None:
+def _verify(job: Job, batch: AnyBatch, loss: float | None) -> None:
     """Before the optimizer commits: a finite loss, and once per attempt a finite gradient for every parameter."""
     if loss is not None and not math.isfinite(loss):
         raise NotFinite(

@@ -86,7 +86,9 @@ def _unfinished(sides: Sequence[Side]) -> Iterator[Caveat]:
 
 
 def _epoch_samples(side: Side) -> int | None:
-    return None if side.epoch is None else round(side.epoch.batches * side.settings.get("data.batch_size", 1))
+    if side.epoch is None or side.settings.get("task") == "translation":  # whose batches are not counted in samples
+        return None
+    return round(side.epoch.batches * int(side.settings.get("data.batch_size", 1)))
 
 
 def _data_words(summary: Mapping[str, Any]) -> str:

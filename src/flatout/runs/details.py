@@ -47,7 +47,10 @@ def read_details(run: Run) -> Details:
     directory = RunDirectory(run.directory)
     activity = read_activity(directory.spans / "rank0.jsonl", run.steps)
     batch_size = (run.config.get("data") or {}).get("batch_size")
-    accounts = account_epochs(run.steps, activity.ledger, batch_size) if isinstance(batch_size, int) else []
+    if run.config.get("task") == "translation":
+        accounts = account_epochs(run.steps, activity.ledger, None)
+    else:
+        accounts = account_epochs(run.steps, activity.ledger, batch_size) if isinstance(batch_size, int) else []
     findings, verdict = _findings(run.directory / "findings.json")
     return Details(
         run, activity, accounts, read_table(run.directory / "system.csv"), read_table(directory.quarantine), findings,

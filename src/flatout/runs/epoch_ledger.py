@@ -90,8 +90,13 @@ class EpochAccount:
 DIFFERENCES = ("data_wait", "warm_up", "uneven_steps", "validation", "checkpoint", "other")
 
 
-def account_epochs(steps: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int) -> list[EpochAccount]:
-    """One account for every epoch that has steps and spans; `steps` are those that count."""
+def account_epochs(
+    steps: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int | None
+) -> list[EpochAccount]:
+    """One account for every epoch that has steps and spans; `steps` are those that count.
+
+    `batch_size` is None where batches differ in samples, as those cut by tokens do: then each step is one batch.
+    """
     by_epoch: dict[int, list[Mapping[str, str]]] = {}
     for row in steps:
         by_epoch.setdefault(int(row["epoch"]), []).append(row)
@@ -106,7 +111,7 @@ def account_epochs(steps: Sequence[Mapping[str, str]], ledger: EpochLedger, batc
 
 
 def _account(
-    epoch: int, rows: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int, fresh: set[str]
+    epoch: int, rows: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int | None, fresh: set[str]
 ) -> EpochAccount:
     """`fresh`: attempts whose first step is in this epoch."""
     parts = ledger.epochs[epoch]
@@ -114,7 +119,7 @@ def _account(
     median = quantile(sorted(compute), 0.5)
     starts = [next(i for i, row in enumerate(rows) if row["attempt"] == attempt) for attempt in fresh]
     warm_up = sum(compute[i] - median for i in starts)
-    batches = sum(int(row["samples"]) for row in rows) / batch_size
+    batches = len(rows) if batch_size is None else sum(int(row["samples"]) for row in rows) / batch_size
     actual, estimate = sum(parts.values()), batches * median
     known = {name: parts.get(name, 0.0) for name in ("data_wait", "validation", "checkpoint")}
     return EpochAccount(

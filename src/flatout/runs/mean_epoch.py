@@ -22,8 +22,9 @@ class MeanEpoch:
 
 def mean_epoch(run: Run) -> MeanEpoch | None:
     """None where no epoch was finished."""
-    batch_size = (run.config.get("data") or {}).get("batch_size")
-    if not run.epochs or not isinstance(batch_size, int):
+    by_tokens = run.config.get("task") == "translation"
+    batch_size = None if by_tokens else (run.config.get("data") or {}).get("batch_size")
+    if not run.epochs or not (by_tokens or isinstance(batch_size, int)):
         return None
     by_epoch = read_activity(RunDirectory(run.directory).spans / "rank0.jsonl", run.steps).ledger
     ledger = by_epoch.epochs

@@ -45,7 +45,7 @@ def accuracy(epochs: Sequence[Mapping[str, str]], metric: str, higher_is_better:
     rated = [(value, epoch) for value, epoch in values if value is not None]
     pick = max if higher_is_better else min
     best = pick(rated, key=lambda each: each[0]) if rated else None
-    names = ("top1", "top5", "val_loss", "train_loss")
+    names = ("top1", "top5", "bleu", "val_loss", "train_loss")
     return {**{name: last(name) for name in names}, "best_epoch": best[1] if best else None}
 
 

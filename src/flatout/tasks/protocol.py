@@ -4,8 +4,6 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from flatout.data.batch import Batch
-
 Sums = dict[str, float]  # additive over batches and ranks; always has "samples"
 
 
@@ -16,7 +14,7 @@ class Task(Protocol):
 
     def build_model(self) -> nn.Module: ...
 
-    def to_device(self, batch: Batch, device: Any) -> Any:
+    def to_device(self, batch: Any, device: Any) -> Any:
         """Inputs on the device; the copy may still be under way."""
         ...
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from flatout.data.batch import Batch
+from flatout.data.batch import AnyBatch
 from flatout.engine.learner import Learner
 from flatout.tasks.protocol import Sums
 
@@ -64,7 +64,7 @@ class Parallel(Protocol):
         """Rank 0's value, on every rank."""
         ...
 
-    def tell(self, step: int, weight: float, batch: Batch, stop_reason: StopReason) -> Told:
+    def tell(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> Told:
         """Begin to tell the others how much this rank's part of the batch weighs, and whether to stop after it."""
         ...
 
@@ -113,7 +113,7 @@ class Alone:
     def from_main(self, value: T) -> T:
         return value
 
-    def tell(self, step: int, weight: float, batch: Batch, stop_reason: StopReason) -> Told:
+    def tell(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> Told:
         return OwnBatch(len(batch.sample_ids), batch.sample_ids)
 
     def idle(self, model: nn.Module) -> AbstractContextManager[None]:

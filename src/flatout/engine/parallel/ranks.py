@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.config.schema import Config
-from flatout.data.batch import Batch, Failure
+from flatout.data.batch import AnyBatch, Failure
 from flatout.engine.learner import Learner, state_digest
 from flatout.engine.parallel.alone import Losses, StopReason, T, Told
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm
@@ -31,7 +31,7 @@ class ToldByRanks:
     """Weights, counts, wishes to stop and unusable samples of one global batch, by rank."""
 
     def __init__(
-        self, rows: Callable[[], list[list[float]]], rank: int, batch: Batch, share: Callable[[Batch], set[int]]
+        self, rows: Callable[[], list[list[float]]], rank: int, batch: AnyBatch, share: Callable[[AnyBatch], set[int]]
     ) -> None:
         self._rows = rows
         self._rank = rank
@@ -132,7 +132,7 @@ class Ranks:
 
     # A step
 
-    def tell(self, step: int, weight: float, batch: Batch, stop_reason: StopReason) -> Told:
+    def tell(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> Told:
         if self._first_step is None:
             self._first_step = step
         # a function of step and rank: nothing to save, and dropout differs between ranks
@@ -304,7 +304,7 @@ class Ranks:
                 "Is the model that computes the loss the one that was wrapped?"
             )
 
-    def _gather_failures(self, batch: Batch) -> set[int]:
+    def _gather_failures(self, batch: AnyBatch) -> set[int]:
         failures = self.share_failures({each.sample_id: each for each in batch.failures})
         self.foreign_failures(failures)
         return set(failures)
