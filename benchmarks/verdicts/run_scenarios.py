@@ -112,6 +112,7 @@ def here(scenario: Scenario, path: str, run: Path, environment: dict[str, str]) 
 def over_link(scenario: Scenario, path: str, run: Path) -> None:
     """One rank on each of two nodes: network namespaces with a link of that speed between them."""
     import yaml
+
     from namespaces import two_nodes
 
     recipe = run.with_suffix(".yaml")
