@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import flatout
-from flatout.app import train_run
+from flatout.app import task_setup
 from flatout.app.recording import RunRecords
 from flatout.data import prepare
 from flatout.data.dataset import Split
@@ -22,7 +22,7 @@ from training import assert_adds_up, recipe
 
 SECONDS = 1000.0
 PLACES: dict[str, tuple[Any, str, str]] = {  # what sleeps, and which part must have it
-    "startup": (train_run, "open_dataset", "startup"),
+    "startup": (task_setup, "open_dataset", "startup"),
     "fetch": (Split, "locate", "data_wait"),
     "decode": (prepare, "decode_pixels", "data_wait"),
     "augment": (prepare, "place", "data_wait"),

@@ -90,9 +90,9 @@ def _evaluated(place: dict[str, str], config: str, result: str) -> None:
     torch.set_num_threads(1)
     with joined(loaded, own_place(loaded)) as ranks:
         setup = prepare_setup(loaded, ranks)
-        assert setup.val_recipe is not None
+        assert setup.opened.val_recipe is not None
         learner = build_learner(setup.task, loaded, setup.device)
-        source = open_loader(setup.val_recipe, loaded.data, 0, False)
+        source = open_loader(setup.opened.val_recipe, loaded.data, 0, False)
         job = Job(
             loaded, setup.task, learner, source, source, Recorder(None), Progress(), save=lambda progress: None,
             stop_reason=lambda: None, total_steps=1, peak_rate=0.1, ranks=ranks,

@@ -56,7 +56,8 @@ def test_lightning(tmp_path: Path) -> None:
         ("49", "0", "2.5"), ("99", "0", "2.0"), ("149", "1", "nan"),
     ]  # fmt: skip
     assert run.epochs[1]["learning_rate"] == "0.05"
-    assert run.summary["accuracy"] == {"top1": 0.5, "top5": None, "val_loss": 1.5, "train_loss": 1.8, "best_epoch": 1}
+    figures = {"top1": 0.5, "top5": None, "bleu": None, "val_loss": 1.5, "train_loss": 1.8, "best_epoch": 1}
+    assert run.summary["accuracy"] == figures
     assert run.summary["imported"]["columns_not_used"] == ["train_acc"]
     assert run.summary["time"]["wall_seconds"] is None
     print_report(run)

@@ -199,7 +199,7 @@ def test_not_a_number_never_gets_into_json(tmp_path: Path) -> None:
         {"epoch": "1", "top1": "nan", "val_loss": "inf"},
     ]
     figures = accuracy(epochs, "top1", higher_is_better=True)
-    assert figures == {"top1": None, "top5": None, "val_loss": None, "train_loss": None, "best_epoch": 0}
+    assert figures == {"top1": None, "top5": None, "bleu": None, "val_loss": None, "train_loss": None, "best_epoch": 0}
     write_json(tmp_path / "summary.json", figures)
     assert json.loads((tmp_path / "summary.json").read_text()) == figures
 
