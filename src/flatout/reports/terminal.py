@@ -19,7 +19,7 @@ _COLOURS = {
     "unattributed": "white",
 }  # fmt: skip
 _BAR_CELLS = 60
-_LEGEND_COLUMNS = 3
+_LEGEND_COLUMNS = 2
 
 
 def render(details: Details, written: Mapping[str, str] | None = None) -> RenderableType:
