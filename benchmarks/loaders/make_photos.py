@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFilter
+from unpack_tiny import TAR
 
 WIDTH, HEIGHT = 500, 375
 MEAN_BYTES_WANTED = 100_000
@@ -119,7 +120,7 @@ def make_photos(tar_path: Path, out: Path, photos: int, val_photos: int, seed: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tar", type=Path, default=Path("/work/shared/data/tiny-imagenet-40.tar"))
+    parser.add_argument("--tar", type=Path, default=TAR)
     parser.add_argument("--photos", type=int, default=4096)
     parser.add_argument("--val-photos", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)

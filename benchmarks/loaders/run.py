@@ -26,7 +26,7 @@ import psutil
 from contract import busy_cpu_seconds
 from make_photos import make_photos
 from report import markdown
-from unpack_tiny import unpack_tiny
+from unpack_tiny import TAR, unpack_tiny
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -215,7 +215,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--photos", type=int, default=4096)
-    parser.add_argument("--tar", type=Path, default=Path("/work/shared/data/tiny-imagenet-40.tar"))
+    parser.add_argument("--tar", type=Path, default=TAR)
     parser.add_argument(
         "--wait-for-quiet", type=float, default=0.0, metavar="SECONDS", help="patience before each window"
     )

@@ -5,6 +5,8 @@ import json
 import tarfile
 from pathlib import Path
 
+TAR = Path(__file__).resolve().parents[3] / "shared/data/tiny-imagenet-40.tar"  # beside the project
+
 
 def val_classes(tar: tarfile.TarFile) -> dict[str, str]:
     name = next(name for name in tar.getnames() if name.endswith("val/val_annotations.txt"))
@@ -32,6 +34,6 @@ def unpack_tiny(tar_path: Path, out: Path) -> dict[str, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tar", type=Path, default=Path("/work/shared/data/tiny-imagenet-40.tar"))
+    parser.add_argument("--tar", type=Path, default=TAR)
     args = parser.parse_args()
     print(json.dumps(unpack_tiny(args.tar, args.out)))

@@ -16,7 +16,7 @@ from flatout.runs import Run
 from flatout.runs.details import Details, read_details
 from flatout.runs.trace import write_trace
 
-_TRACE_STEPS = 20_000  # up to here a trace takes a second or two and some 20 MB
+_TRACE_STEPS = 20_000  # a longer run's trace is large; it is written where it is asked for
 
 
 def report_run(run: Run, html: Path | None, markdown: bool, trace: bool, quiet: bool) -> dict[str, Any]:

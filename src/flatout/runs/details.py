@@ -43,7 +43,7 @@ class Details:
 
 
 def read_details(run: Run) -> Details:
-    """Reads the span file in one pass: seconds for a million steps."""
+    """Reads the span file in one pass."""
     directory = RunDirectory(run.directory)
     activity = read_activity(directory.spans / "rank0.jsonl", run.steps)
     batch_size = (run.config.get("data") or {}).get("batch_size")
