@@ -27,13 +27,26 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return make_recipe(tmp_path_factory.mktemp("samples"))
 
 
-def own_workers() -> list[psutil.Process]:
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if "flatout.data.process_pool" in " ".join(child.cmdline())]
+class Left:
+    """Worker processes and shared memory that came since this was made: other tests of the process have their own."""
 
+    def __init__(self) -> None:
+        self.had = {*self._workers(), *self._mappings()}
 
-def shared_mappings() -> list[str]:
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line]
+    @staticmethod
+    def _workers() -> list[psutil.Process]:
+        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in children if "flatout.data.process_pool" in " ".join(child.cmdline())]
+
+    @staticmethod
+    def _mappings() -> list[str]:
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line]
+
+    def workers(self) -> list[psutil.Process]:
+        return [worker for worker in self._workers() if worker not in self.had]
+
+    def mappings(self) -> list[str]:
+        return [line for line in self._mappings() if line not in self.had]
 
 
 @pytest.fixture
@@ -105,31 +118,33 @@ def test_what_was_forgotten_does_not_come_back(recipe: Recipe) -> None:
 
 
 def test_workers_killed_in_the_middle_of_an_epoch_are_replaced(recipe: Recipe) -> None:
+    new = Left()
     with loader_of(recipe, "process", 2, prefetch=4) as loader:
         batches = loader.epoch(0)
         found = [fingerprint(next(batches))]
-        before = own_workers()
+        before = new.workers()
         assert len(before) == 2
         for worker in before:
             worker.send_signal(signal.SIGKILL)
         found += kept(batches)
         assert found == expected(recipe, 0)
-        assert len(own_workers()) == 2
-        assert not {worker.pid for worker in before} & {worker.pid for worker in own_workers()}
+        assert len(new.workers()) == 2
+        assert not {worker.pid for worker in before} & {worker.pid for worker in new.workers()}
         assert kept(loader.epoch(1)) == expected(recipe, 1)
 
 
 @pytest.mark.usefixtures("importable")
 def test_a_sample_that_kills_three_workers_is_left_out_from_then_on(recipe: Recipe) -> None:
+    new = Left()
     deadly, banned = with_trouble(recipe, "deadly"), replace(recipe, banned=(11,))
     with loader_of(deadly, "process", 1) as loader:
         assert kept(loader.epoch(0)) == expected(banned, 0)
         assert loader.quarantine[11].name == recipe.split.names[11]
         assert loader.quarantine[11].reason == "decoding it killed three workers"
         assert set(loader.quarantine) == {*BAD, 11}
-        survivor = own_workers()
+        survivor = new.workers()
         assert kept(loader.epoch(1)) == expected(banned, 1)
-        assert own_workers() == survivor  # and kills none any more
+        assert new.workers() == survivor  # and kills none any more
 
 
 def test_workers_that_cannot_even_start_end_the_run(recipe: Recipe, capfd: pytest.CaptureFixture[str]) -> None:
@@ -142,15 +157,16 @@ def test_workers_that_cannot_even_start_end_the_run(recipe: Recipe, capfd: pytes
 
 
 def test_closing_leaves_no_process_and_no_shared_memory(recipe: Recipe) -> None:
+    new = Left()
     loader = loader_of(recipe, "process", 2)
     next(loader.epoch(0))
-    assert len(own_workers()) == 2
-    assert all(os.getsid(worker.pid) != os.getsid(0) for worker in own_workers())  # Ctrl-C is for the trainer alone
-    assert len(shared_mappings()) == 2
-    assert all(line.endswith("(deleted)") for line in shared_mappings())  # no name to leave behind
+    assert len(new.workers()) == 2
+    assert all(os.getsid(worker.pid) != os.getsid(0) for worker in new.workers())  # Ctrl-C is for the trainer alone
+    assert len(new.mappings()) == 2
+    assert all(line.endswith("(deleted)") for line in new.mappings())  # no name to leave behind
     loader.close()
-    assert own_workers() == []
-    assert shared_mappings() == []
+    assert new.workers() == []
+    assert new.mappings() == []
 
 
 def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
@@ -180,6 +196,7 @@ def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
 
 
 def test_no_room_for_a_buffer_is_said_before_anything_starts(recipe: Recipe) -> None:
+    new = Left()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -188,5 +205,5 @@ def test_no_room_for_a_buffer_is_said_before_anything_starts(recipe: Recipe) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "buffer of 3.54 MB" in str(caught.value)
-    assert own_workers() == []
-    assert shared_mappings() == []
+    assert new.workers() == []
+    assert new.mappings() == []
