@@ -1,8 +1,10 @@
 """What flatout's loop costs over a bare DDP loop: the same model and batches on two gloo ranks, interleaved.
 
-    python benchmarks/ddp_overhead.py [--rounds 6] [--steps 12]
+    python benchmarks/ddp_overhead.py [--launches 6] [--rounds 8] [--steps 10]
 
-Each round times both loops, in turn first, on the same two processes; the figure is the median of the rounds' ratios.
+Each round times both loops, in turn first, on the same two processes. The two loops need a model each (one model cannot
+be wrapped twice), and two equal models differ by some percent, by where their memory lies: so the processes are started
+anew several times, with flatout's model built first and second in turn, and the figure is the median of all ratios.
 """
 
 import argparse
@@ -20,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 
-def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, result: str) -> None:
+def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, bare_first: bool, result: str) -> None:
     os.environ.update(place)
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -29,17 +31,20 @@ def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, resul
     from flatout.app.train_run import prepare_setup
     from flatout.config.loading import load_config
     from flatout.data.loader import open_loader
+    from flatout.engine.devices import keep_freed_memory
     from flatout.engine.learner import build_learner
     from flatout.engine.loop import Job, Progress, train
     from flatout.timeline import Recorder
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # in both loops: it is not what is compared
     config = load_config(config_path).config
     with joined(config, own_place(config)) as ranks:
         setup = prepare_setup(config, ranks)
         source = open_loader(setup.recipe, config.data, 0)
         batches = [batch for batch, _ in zip(source.epoch(0), range(steps), strict=False)]
-        learner = build_learner(setup.task, config, setup.device)
+        learners = [build_learner(setup.task, config, setup.device) for _ in range(2)]
+        bare, learner = learners if bare_first else learners[::-1]
         recorder = Recorder(Path(result + f".spans{ranks.rank}"))
         recorder.open(time.perf_counter())
         ranks.begin(learner, recorder, end=lambda cause: None)
@@ -60,7 +65,6 @@ def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, resul
             stop_reason=lambda: None, total_steps=10**9, peak_rate=0.01, ranks=ranks,
         )  # fmt: skip
         records = train(job)
-        bare = build_learner(setup.task, config, setup.device)
         wrapped = DistributedDataParallel(bare.model)
 
         def flatout_steps() -> None:
@@ -88,19 +92,14 @@ def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, resul
                 seconds[name] = time.perf_counter() - started
             ratios.append(seconds["flatout"] / seconds["bare"])
         if ranks.rank == 0:
-            figures = {
-                "ratios": ratios,
-                "median": statistics.median(ratios),
-                "bare_step_seconds": seconds["bare"] / steps,
-            }
-            Path(result).write_text(json.dumps(figures))
+            Path(result).write_text(json.dumps({"ratios": ratios, "bare_step_seconds": seconds["bare"] / steps}))
 
 
 def main() -> None:
-    from ranks import places
-    from training import forked, make_dataset, write_recipe
+    from training import make_dataset, write_recipe
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
@@ -112,14 +111,26 @@ def main() -> None:
             train__schedule="constant", checkpoint__every_steps=None, parallel__mode="ddp", parallel__devices=2,
             views={"small": {"base": "train-64", "size": 32}, "plain": {"base": "eval-64", "size": 32}},
         )  # fmt: skip
-        pairs = [
-            forked(rank, place, str(config), options.rounds, options.steps, str(work / "r")) for place in places(2)
+        found = [
+            launch(work, config, options.rounds, options.steps, bool(number % 2)) for number in range(options.launches)
         ]
-        processes = [each.__enter__() for each in pairs]
-        for process in processes:
-            process.join()
-        figures = json.loads((work / "r").read_text())
-    print(json.dumps(figures))
+    ratios = [ratio for each in found for ratio in each["ratios"]]
+    medians = [f"{statistics.median(each['ratios']):.3f}" for each in found]
+    quartiles = statistics.quantiles(ratios, n=4)
+    print(f"flatout / bare DDP: median {statistics.median(ratios):.4f} of {len(ratios)} rounds in {len(found)} launches, "
+          f"quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}; medians of launches "
+          f"{', '.join(medians)}; "
+          f"a bare step takes {1e3 * statistics.median(each['bare_step_seconds'] for each in found):.0f} ms")  # fmt: skip
+
+
+def launch(work: Path, config: Path, rounds: int, steps: int, bare_first: bool) -> Any:
+    from ranks import places
+    from training import forked
+
+    pairs = [forked(rank, place, str(config), rounds, steps, bare_first, str(work / "r")) for place in places(2)]
+    for process in [each.__enter__() for each in pairs]:
+        process.join()
+    return json.loads((work / "r").read_text())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "verdicts"), str(Path(__file__).parent)]
 
-from run_scenarios import BASE, make_datasets  # noqa: E402
+from run_scenarios import BASE, make_datasets, over_link  # noqa: E402
 
 from servers.faults import Faults  # noqa: E402
 from servers.proxy_client import FaultProxy  # noqa: E402
@@ -36,6 +36,8 @@ class Base:
     settings: dict[str, Any]
     latency: float | None = None
     """Of a store; the dataset is then read from S3."""
+    rate: str | None = None
+    """Of a link between two nodes (network namespaces), as `tc` writes it."""
     changes: tuple[tuple[str, dict[str, Any]], ...] = field(default=())
     """Quantity that is compared (step, epoch or run), and the change."""
 
@@ -92,6 +94,14 @@ BASES = (
         ("step", {"emulated.base_seconds": 0.3}),
         ("step", {"data.cache": "memory"}),
     )),
+    Base("two nodes, 100 Mb/s", "small", {"emulated.base_seconds": 0.1, "emulated.seconds_per_sample": 0.002, "data.batch_size": 32, "model.width": 0.5, "parallel.mode": "ddp", "parallel.nodes": 2, "cost.count": 2, "train.max_steps": 12}, rate="100mbit", changes=(
+        ("step", {"link": "1 Gbps"}),
+        ("step", {"link": "300 Mbps"}),
+        ("step", {"link": "50 Mbps"}),
+        ("step", {"data.batch_size": 128}),
+        ("step", {"emulated.base_seconds": 0.6}),
+        ("step", {"link": "1 Gbps", "data.batch_size": 64}),
+    )),
 )  # fmt: skip
 
 
@@ -117,11 +127,16 @@ class Lab:
             shutil.rmtree(old, ignore_errors=True)
         world = dict(changes)
         latency = float(str(world.pop("storage.latency", f"{1000 * (base.latency or 0)} ms")).split()[0]) / 1000
+        link = str(world.pop("link", "")).lower()
+        world_rate = link.replace(" gbps", "gbit").replace(" mbps", "mbit")
         path = str(self.folder / "data" / base.data) if base.latency is None else f"s3://data/{base.data}"
         self.proxy.set(Faults(latency_seconds=latency))
         settings = {**BASE, "data.path": path, **base.settings, **world}
         if settings["data.workers"] == 0:
             settings.pop("data.prefetch", None)
+        if base.rate is not None:
+            over_link(settings, world_rate or base.rate, run)
+            return run
         process = FORKS.Process(target=train, args=(settings, str(run), self.environment))
         process.start()
         process.join(DEADLINE_SECONDS)
@@ -164,13 +179,24 @@ def play(lab: Lab, base: Base, again: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def summed(rows: list[dict[str, Any]], across: bool) -> str:
+    """One node, or across the capped link."""
+    links = {base.name for base in BASES if base.rate is not None}
+    chosen = [row for row in rows if (row["base"] in links) == across]
+    if not chosen:
+        return ""
+    error, inside = sum(abs(row["error"]) for row in chosen) / len(chosen), sum(row["inside"] for row in chosen)
+    where = "across the capped link" if across else "on one node"
+    return (
+        f"{len(chosen)} pairs {where}: mean absolute error {100 * error:.1f} %, {inside} of {len(chosen)} "
+        f"({100 * inside / len(chosen):.0f} %) inside the stated interval."
+    )
+
+
 def report(rows: list[dict[str, Any]], path: Path) -> None:
-    errors = [abs(row["error"]) for row in rows]
-    inside = sum(row["inside"] for row in rows)
     lines = [
         f"# Predictions, {time.strftime('%Y-%m-%d')}", "",
-        f"{len(rows)} pairs on one node: mean absolute error {100 * sum(errors) / len(errors):.1f} %, {inside} of {len(rows)} "
-        f"({100 * inside / len(rows):.0f} %) inside the stated interval. 2 cores, no GPU; `make bench-predictions`. "
+        " ".join(summed(rows, across) for across in (False, True)), "", "2 cores, no GPU; `make bench-predictions`. "
         f"Load average of the machine at the end: {os.getloadavg()[1]:.1f} (over 5 minutes); above about 1, other work went on beside.", "",
         "Each row: `flatout predict BASE --if CHANGE`, then `flatout train` with that change. Seconds.", "",
         "| base | change | of | was | predicted | interval | measured | error | inside |", "|---|---|---|---|---|---|---|---|---|",

@@ -109,7 +109,7 @@ def here(scenario: Scenario, path: str, run: Path, environment: dict[str, str]) 
         process.join()
 
 
-def over_link(scenario: Scenario, path: str, run: Path) -> None:
+def over_link(settings: dict[str, Any], rate: str, run: Path) -> None:
     """One rank on each of two nodes: network namespaces with a link of that speed between them."""
     import yaml
 
@@ -117,10 +117,8 @@ def over_link(scenario: Scenario, path: str, run: Path) -> None:
 
     recipe = run.with_suffix(".yaml")
     recipe.write_text(yaml.safe_dump({"name": "scenario"}))
-    settings = {**BASE, "data.path": path, **scenario.settings}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    assert scenario.link is not None
-    with two_nodes(scenario.link) as nodes:
+    with two_nodes(rate) as nodes:
         for process in nodes.start("-m", "flatout", "train", recipe, "--run", run, *sets, cwd=run.parent):
             process.wait(DEADLINE_SECONDS)
 
@@ -141,7 +139,7 @@ def play(scenario: Scenario, folder: Path, proxy: FaultProxy, environment: dict[
         each.start()
     started = time.monotonic()
     if scenario.link is not None:
-        over_link(scenario, path, run)
+        over_link({**BASE, "data.path": path, **scenario.settings}, scenario.link, run)
     else:
         here(scenario, path, run, environment)
     seconds = time.monotonic() - started

@@ -1,6 +1,7 @@
 """Story B: two machines and a 100 Mb/s port. It is named before the first step, and its price is predicted."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from flatout.diagnosis.model.communication import Bucket, Link, exposed_seconds
 from flatout.runs.directory import read_table
 from namespaces import TwoNodes, two_nodes, why_not
-from training import command, summary, write_recipe
+from training import command, make_sentences, summary, write_recipe
 
 STEPS = 8
 
@@ -26,17 +27,21 @@ def nodes() -> Iterator[TwoNodes]:
 
 def train(nodes: TwoNodes, rate: str, work: Path, shapes: Path, **changes: Any) -> Path:
     """Eight steps of an emulated half-width ResNet-18 (11 MB of gradients) on both nodes."""
-    nodes.cap(rate)
-    options = {
-        "name": rate, "device": "emulated", "emulated": {"base_seconds": 0.3, "seconds_per_sample": 0.0},
-        "model__width": 0.5, "train__max_steps": STEPS, "train__epochs": 1, "checkpoint__every_steps": None,
-        "parallel": {"mode": "ddp", "nodes": 2, "bucket_bytes": "4 MB", **changes},
-    }  # fmt: skip
-    config = write_recipe(work / f"{rate}.yaml", shapes, **options)
-    processes = nodes.start("-m", "flatout", "train", config, cwd=work)
-    codes = [process.wait(300) for process in processes]
+    emulated = {"device": "emulated", "emulated": {"base_seconds": 0.3, "seconds_per_sample": 0.0}, "model__width": 0.5}
+    codes = start_both(nodes, rate, work, shapes, {"bucket_bytes": "4 MB", **changes}, **emulated)
     assert codes == ([0, 0] if not changes else [2, 2]), (work / "node0.txt").read_text()
     return work / "runs" / rate
+
+
+def start_both(
+    nodes: TwoNodes, rate: str, work: Path, data: Path, parallel: dict[str, Any], **options: Any
+) -> list[int]:
+    nodes.cap(rate)
+    config = write_recipe(
+        work / f"{rate}.yaml", data, name=rate, train__max_steps=STEPS, train__epochs=1, checkpoint__every_steps=None,
+        parallel={"mode": "ddp", "nodes": 2, **parallel}, **options,
+    )  # fmt: skip
+    return [process.wait(300) for process in nodes.start("-m", "flatout", "train", config, cwd=work)]
 
 
 def step_seconds(run: Path) -> float:
@@ -99,3 +104,34 @@ def test_a_link_below_the_limit_is_refused(nodes: TwoNodes, work: Path, shapes: 
     assert (work / "node1.txt").read_text().count("flatout:") == 0
     assert not (run / "steps.csv").exists()
     assert summary(run)["status"] == "failed"
+
+
+QUESTIONS = {  # of story B, and what an answer to each must hold
+    "How long did it take?": r"for 1 of 1 epochs, 8 steps",
+    "Fully trained?": r"^(yes|no|n/a).*: .+",
+    "Overfitting?": r".{10,}",
+    "Is the device used?": r"busy \d+ %",
+    "Was the network the limit?": r"^yes, very likely: .* sent, .* received, .* which is a 100 Mb/s port",
+    "Does step time follow the network?": r"steps move|hardly|too few readings",
+    "What is the learning rate?": r"inverse-sqrt from 0.01 .* after 5 warm-up steps: .*; the warm-up keeps",
+    "How large is the data?": r"pairs of lines, .*B \(for training 4\d\d, .*B\)",
+    "What is in a checkpoint?": r"one file \(weights, optimizer, progress\) of .*B; \d kept, .*B",
+    "How fast?": r"a step takes .* \(median .*\)",
+}
+
+
+@pytest.mark.slow
+def test_story_b_with_a_transformer_answers_its_questions(nodes: TwoNodes, work: Path) -> None:
+    """Eleven questions, of which two (the checkpoint's files and their size) have one answer."""
+    data = make_sentences(work / "sentences", pairs=480)
+    codes = start_both(nodes, "100mbit", work, data, {}, model__width=0.5, checkpoint__every_epochs=1)
+    assert codes == [0, 0], (work / "node0.txt").read_text()
+    run = work / "runs" / "100mbit"
+    assert "which is a 100 Mb/s port" in (run / "log.txt").read_text()
+    told = dict(
+        re.findall(r"^\| ([^|]+\?) \| (.+) \|$", command("report", run, "--markdown", cwd=work).out, re.MULTILINE)
+    )
+    for question, wanted in QUESTIONS.items():
+        assert re.search(wanted, told[question]), f"{question} {told[question]}"
+    page = (run / "report.html").read_text()
+    assert "Step time against network use" in page, "story B asks for a plot"

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,12 @@ def test_translate_reads_a_file_or_stdin_and_scores(learned: Path, work: Path) -
     result = json.loads(greedy.out)
     assert result["bleu"] == pytest.approx(summary(learned)["accuracy"]["bleu"], abs=0.01), "not what was validated"
     assert len(result["translations"]) == 40
+    lines = (data / "val.aa").read_text().splitlines()[:3]
+    piped = subprocess.run(
+        [sys.executable, "-m", "flatout", "translate", learned, "--beam", "1"], input="\n".join(lines), cwd=work,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert piped.stdout.splitlines() == result["translations"][:3], piped.stderr
     both = json.loads(command("translate", learned, data / "val.aa", "--average", 2, "--json", cwd=work).out)
     assert len(both["checkpoint_steps"]) == 2
 

@@ -14,7 +14,6 @@ from flatout.data.batch import AnyDataset, Failure, StageSeconds
 from flatout.data.readers import Reader, store_counters
 from flatout.engine.devices import Device
 from flatout.engine.loop import EpochRecord, StepRecord
-from flatout.engine.schedules import describe
 from flatout.runs.convergence import judge, metric_of
 from flatout.runs.directory import (
     EPOCH_COLUMNS,
@@ -28,7 +27,6 @@ from flatout.runs.directory import (
     write_json,
 )
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
-from flatout.sampling import batch_count
 from flatout.timeline import Recorder
 from flatout.timeline.merge import read_attempts
 
@@ -39,8 +37,15 @@ class RunRecords:
     """The growing tables of one run, over all its attempts."""
 
     def __init__(
-        self, directory: RunDirectory, config: Config, dataset: AnyDataset, device: Device, world_size: int = 1
+        self,
+        directory: RunDirectory,
+        config: Config,
+        dataset: AnyDataset,
+        device: Device,
+        schedule: str,
+        world_size: int = 1,
     ) -> None:
+        self._schedule = schedule
         self._world_size = world_size
         self.link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
         self._directory = directory
@@ -118,7 +123,7 @@ class RunRecords:
             "samples_seen": samples_seen,
             "accuracy": accuracy(epochs, self._config.checkpoint.metric, higher_is_better),
             "convergence": self._convergence(epochs, higher_is_better),
-            "learning_rate": {"schedule": self._schedule()},
+            "learning_rate": {"schedule": self._schedule},
             "throughput": throughput(
                 [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
             ),
@@ -161,12 +166,6 @@ class RunRecords:
             peak_learning_rate=train.lr,
             emulated=self._device.kind == "emulated",
         ).to_dict()
-
-    def _schedule(self) -> str:
-        train, batches = self._config.train, batch_count(len(self._dataset.train), self._config.data.batch_size)
-        total = min(train.epochs * batches, train.max_steps or train.epochs * batches)
-        warmup = round(train.warmup_epochs * batches)
-        return describe(train.schedule, total, train.lr, warmup, train.milestones, train.gamma)
 
     def data_totals(self, stages: StageSeconds) -> dict[str, Any]:
         """Over all attempts; of one that was killed, what its last summary knew."""

@@ -38,7 +38,7 @@ from flatout.engine.learner import Learner, build_learner, load_weights, state_d
 from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
 from flatout.engine.parallel import Alone
 from flatout.engine.parallel.ranks import Ranks
-from flatout.engine.schedules import scaled_rate
+from flatout.engine.schedules import describe, scaled_rate, warmup_steps
 from flatout.errors import (
     ConfigError,
     EndedBySomeRank,
@@ -158,6 +158,12 @@ def folder_name(name: str) -> str:
     return name
 
 
+def _schedule(setup: Setup, world_size: int) -> str:
+    train, peak = setup.config.train, scaled_rate(setup.config.train.lr, setup.config.parallel.scale_lr, world_size)
+    warmup = warmup_steps(train, setup.opened.recipe.batches_per_epoch)
+    return describe(train.schedule, setup.total_steps, peak, warmup, train.milestones, train.gamma)
+
+
 class _Session:
     """One attempt at a run: owns what must be closed, whatever happens."""
 
@@ -178,7 +184,8 @@ class _Session:
         self._ranks = ranks
         self._records: RunRecords | NoRecords = NoRecords()
         if ranks.rank == 0:
-            self._records = RunRecords(directory, setup.config, setup.dataset, setup.device, ranks.world_size)
+            schedule = _schedule(setup, ranks.world_size)
+            self._records = RunRecords(directory, setup.config, setup.dataset, setup.device, schedule, ranks.world_size)
         attempt = ranks.from_main(self._records.attempt)
         self._recorder = Recorder(directory.spans / f"rank{ranks.rank}.jsonl", attempt)
         if setup.device.kind == "cuda":

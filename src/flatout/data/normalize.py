@@ -27,9 +27,7 @@ def _normalize_compiled(images: Tensor, view: View) -> Tensor:
     """One pass over memory, cut over the cores this process computes with."""
     assert native is not None
     scale, bias = _constants(view.mean, view.std, images.device, torch.float32)
-    factors = torch.cat([scale.reshape(3), bias.reshape(3)]).numpy()
-    # fresh memory would be mapped page by page: five times the time of the arithmetic
-    out = torch.from_numpy(_FLOATS.take((4 * images.numel(),)).view(np.float32).reshape(tuple(images.shape)))
+    factors, out = torch.cat([scale.reshape(3), bias.reshape(3)]).numpy(), _used_memory(images)
     parts = min(len(images), torch.get_num_threads())
     if parts <= 1 or images.numel() < 2**20:
         native.normalize(images.numpy(), out.numpy(), factors)
@@ -37,6 +35,11 @@ def _normalize_compiled(images: Tensor, view: View) -> Tensor:
     pieces = zip(images.chunk(parts), out.chunk(parts), strict=True)
     list(_threads().map(lambda pair: native.normalize(pair[0].numpy(), pair[1].numpy(), factors), pieces))
     return out
+
+
+def _used_memory(images: Tensor) -> Tensor:
+    """Room for their floats. Fresh memory would be mapped page by page: five times the time of the arithmetic."""
+    return torch.from_numpy(_FLOATS.take((4 * images.numel(),)).view(np.float32).reshape(tuple(images.shape)))
 
 
 @lru_cache(maxsize=1)
@@ -53,8 +56,10 @@ def normalize(
     """(pixel / 255 - mean) / std for each channel of uint8 NCHW images, with the view's mean and std."""
     if isinstance(view, str):
         view = SHIPPED[view]
-    if native is not None and images.device.type == "cpu" and dtype == torch.float32 and not channels_last:
-        return _normalize_compiled(images.contiguous(), view)
     scale, bias = _constants(view.mean, view.std, images.device, dtype)
+    if images.device.type == "cpu" and dtype == torch.float32 and not channels_last:
+        if native is not None:
+            return _normalize_compiled(images.contiguous(), view)
+        return torch.mul(images, scale, out=_used_memory(images)).add_(bias)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return images.to(dtype, memory_format=layout).mul_(scale).add_(bias)

@@ -13,7 +13,7 @@ from flatout.config.schema import Config
 from flatout.data.batch import AnyBatch, BatchSource
 from flatout.engine.learner import Learner
 from flatout.engine.parallel import Alone, Parallel, Told
-from flatout.engine.schedules import learning_rate
+from flatout.engine.schedules import learning_rate, warmup_steps
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
 from flatout.tasks.protocol import Sums, Task
@@ -203,12 +203,10 @@ def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) 
 
 def _set_learning_rate(job: Job) -> float:
     train = job.config.train
-    warmup_steps = train.warmup_steps
-    if warmup_steps is None:
-        warmup_steps = round(train.warmup_epochs * job.source.batches_per_epoch)
+    warmup = warmup_steps(train, job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
     peak = train.lr if job.peak_rate is None else job.peak_rate
-    rate = learning_rate(train.schedule, done, job.total_steps, peak, warmup_steps, train.milestones, train.gamma)
+    rate = learning_rate(train.schedule, done, job.total_steps, peak, warmup, train.milestones, train.gamma)
     for group in job.learner.optimizer.param_groups:
         group["lr"] = rate
     return rate

@@ -4,6 +4,7 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 
+from flatout.config.schema import TrainConfig
 from flatout.errors import ConfigError
 
 SCHEDULES = ("cosine", "one-cycle", "step", "linear", "constant", "inverse-sqrt")
@@ -63,6 +64,10 @@ def describe(
         return f"constant at {peak:g} for {steps} steps{after}"
     end = learning_rate(schedule, total_steps, total_steps, peak, warmup_steps)
     return f"{schedule} from {peak:g} to {end:.4g} over {steps} steps{after}"
+
+
+def warmup_steps(train: TrainConfig, batches_per_epoch: int) -> int:
+    return round(train.warmup_epochs * batches_per_epoch) if train.warmup_steps is None else train.warmup_steps
 
 
 def _check(schedule: str) -> None:

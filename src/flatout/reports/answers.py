@@ -203,7 +203,8 @@ def _learning_rate(details: Details) -> str:
     if not train:
         return "n/a"
     words = text or f"{schedule}, peak {train.get('lr')}, {train.get('warmup_epochs')} epochs of warm-up"
-    warm = "; the warm-up keeps large first steps from wrecking fresh weights" if train.get("warmup_epochs") else ""
+    warms_up = train.get("warmup_steps") or (train.get("warmup_steps") is None and train.get("warmup_epochs"))
+    warm = "; the warm-up keeps large first steps from wrecking fresh weights" if warms_up else ""
     return f"{words}: {_WHY[schedule]}{warm}" if schedule in _WHY else words
 
 
@@ -214,7 +215,10 @@ def _data(details: Details) -> str:
     bad = data.get("quarantined") or 0
     read = f", {format_bytes(data['bytes_read'])} read in all" if data.get("bytes_read") is not None else ""
     size = format_bytes(data.get("dataset_bytes"))
-    return f"{data['samples_total']:,} samples, {size}{read}, {bad:,} in quarantine"
+    unit = "pairs of lines" if details.run.summary.get("task") == "translation" else "samples"
+    train = (data.get("splits") or {}).get("train")
+    of_these = f" (for training {train['samples']:,}, {format_bytes(train['bytes'])})" if train else ""
+    return f"{data['samples_total']:,} {unit}, {size}{of_these}{read}, {bad:,} in quarantine"
 
 
 def _checkpoint(details: Details) -> str:

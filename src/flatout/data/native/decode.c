@@ -1,12 +1,10 @@
 /* libjpeg-turbo, asked only for the rows and columns of a box. */
-#include <setjmp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <jpeglib.h>
+#include <jerror.h>
 
-#include "native.h"
+#include "huffman.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or later is needed: earlier ones cannot decode a part, or upsample 4:4:0 otherwise"
@@ -22,13 +20,14 @@ struct decoder {
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf bail_out;
+    huffman_decoder huffman;
     buffer rows;
 };
 
 /* Errors and warnings alike: a file that libjpeg has doubts about is Pillow's to judge. */
 static void bail_out(j_common_ptr cinfo) {
-    decoder *d = cinfo->client_data;
-    longjmp(d->bail_out, 1);
+    huffman_decoder *h = cinfo->client_data;
+    longjmp(*h->bail_out, 1);
 }
 
 static void on_message(j_common_ptr cinfo, int level) {
@@ -61,7 +60,8 @@ decoder *decoder_new(void) {
     d->errors.error_exit = bail_out;
     d->errors.emit_message = on_message;
     d->errors.output_message = silent;
-    d->cinfo.client_data = d; /* jpeg_create_decompress() keeps err and client_data */
+    d->cinfo.client_data = &d->huffman; /* jpeg_create_decompress() keeps err and client_data */
+    d->huffman.bail_out = &d->bail_out;
     if (setjmp(d->bail_out)) { /* no memory, or a libjpeg other than the header's */
         free(d);
         return NULL;
@@ -81,6 +81,7 @@ decoder *decoder_new(void) {
 void decoder_free(decoder *d) {
     if (!d) return;
     jpeg_destroy_decompress(&d->cinfo);
+    huffman_free(&d->huffman);
     buffer_free(&d->rows);
     free(d);
 }
@@ -122,6 +123,8 @@ static int crop_columns(decoder *d, box wanted) {
     if (first < 0) first = 0;
     JDIMENSION x = (JDIMENSION)first, w = (JDIMENSION)(last - first);
     jpeg_crop_scanline(cinfo, &x, &w); /* moves x down to an MCU */
+    unsigned mcu_width = (unsigned)(DCTSIZE * (cinfo->num_components == 1 ? 1 : cinfo->max_h_samp_factor));
+    huffman_attach(&d->huffman, cinfo, x / mcu_width, (x + w - 1) / mcu_width);
     return (int)x;
 }
 

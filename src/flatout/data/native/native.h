@@ -3,6 +3,7 @@
  *   slice.c    one slice of a batch: read the file, choose the box, decode, resize, place, normalise
  *   header.c   which JPEGs are ours, decided from the bytes before libjpeg sees them
  *   decode.c   libjpeg-turbo, decoding only the rows and columns of a box
+ *   huffman.c  a faster baseline entropy decoder, plugged into libjpeg
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
  *   kernels.c  the inner loops
