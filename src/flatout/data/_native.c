@@ -55,11 +55,11 @@ typedef struct {
     source *sources;
     Py_buffer *source_views;
     PyObject **paths; /* encoded */
-    Py_buffer raw_shapes, geometry, out, out_float, status;
+    Py_buffer raw_shapes, geometry, out, status;
 } borrowed;
 
 static bool borrow_source(borrowed *b, PyObject *item, Py_ssize_t i) {
-    if (item == Py_None) return true;
+    if (item == Py_None || PyExceptionInstance_Check(item)) return true;
     if (PyUnicode_Check(item)) {
         if (!PyUnicode_FSConverter(item, &b->paths[i])) return false; /* refuses an embedded NUL */
         b->sources[i].path = PyBytes_AsString(b->paths[i]);
@@ -106,7 +106,7 @@ static void give_back(borrowed *b) {
         if (b->source_views && b->source_views[i].obj) PyBuffer_Release(&b->source_views[i]);
         if (b->paths) Py_XDECREF(b->paths[i]);
     }
-    Py_buffer *all[] = {&b->raw_shapes, &b->geometry, &b->out, &b->out_float, &b->status};
+    Py_buffer *all[] = {&b->raw_shapes, &b->geometry, &b->out, &b->status};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->obj) PyBuffer_Release(all[i]);
     PyMem_Free(b->sources);
@@ -115,26 +115,23 @@ static void give_back(borrowed *b) {
 }
 
 static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"sources",   "raw_shapes", "geometry", "size", "fill", "out",
-                            "out_float", "scale_bias", "status",   NULL};
-    PyObject *sources, *raw_shapes, *geometry, *out, *out_float, *scale_bias, *status;
+    static char *names[] = {"sources", "raw_shapes", "geometry", "size", "fill", "out", "status", NULL};
+    PyObject *sources, *raw_shapes, *geometry, *out, *status;
     int size, fill;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOOOO:load_slice", names, &sources, &raw_shapes, &geometry,
-                                     &size, &fill, &out, &out_float, &scale_bias, &status))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOO:load_slice", names, &sources, &raw_shapes, &geometry,
+                                     &size, &fill, &out, &status))
         return false;
     if (size < 1 || size > MAX_SIZE) return fail(PyExc_ValueError, "size is %d, expected 1 to %d", size, MAX_SIZE);
     if (fill < 0 || fill > 255) return fail(PyExc_ValueError, "fill is %d, expected 0 to 255", fill);
-    if (geometry == Py_None || status == Py_None) return fail(PyExc_TypeError, "geometry and status cannot be None");
-    if (out == Py_None && out_float == Py_None) return fail(PyExc_TypeError, "out and out_float are both None");
+    if (geometry == Py_None || out == Py_None || status == Py_None)
+        return fail(PyExc_TypeError, "geometry, out and status cannot be None");
     if (!borrow_sources(b, sources)) return false;
     Py_ssize_t n = (Py_ssize_t)b->s.count, pixels = n * 3 * size * size;
     if (!lock(raw_shapes, &b->raw_shapes, "raw_shapes", "il", 2 * n, false) ||
         !lock(geometry, &b->geometry, "geometry", "d", GEOMETRY_COLUMNS * n, false) ||
         !lock(out, &b->out, "out", "B", pixels, true) ||
-        !lock(out_float, &b->out_float, "out_float", "f", pixels, true) ||
         !lock(status, &b->status, "status", "il", n, true))
         return false;
-    if (out_float != Py_None && !read_scale_bias(scale_bias, b->s.scale, b->s.bias)) return false;
     if ((b->raw_shapes.obj && b->raw_shapes.itemsize != 4) || b->status.itemsize != 4)
         return fail(PyExc_TypeError, "raw_shapes and status must be int32");
     b->s.raw_shapes = b->raw_shapes.buf;
@@ -142,7 +139,6 @@ static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
     b->s.size = size;
     b->s.fill = (uint8_t)fill;
     b->s.out = b->out.buf;
-    b->s.out_float = b->out_float.buf;
     b->s.status = b->status.buf;
     return check_geometry(&b->s);
 }
@@ -153,13 +149,11 @@ static PyObject *py_load_slice(PyObject *module, PyObject *args, PyObject *kwarg
     slice_times times = {0};
     PyObject *result = NULL;
     if (borrow(&b, args, kwargs)) {
-        bool ready;
         Py_BEGIN_ALLOW_THREADS
-        ready = load_slice(&b.s, &times);
+        load_slice(&b.s, &times);
         Py_END_ALLOW_THREADS
-        result = ready ? Py_BuildValue("dddK", times.fetch_seconds, times.decode_seconds, times.augment_seconds,
-                                       (unsigned long long)times.bytes_read)
-                       : PyErr_NoMemory();
+        result = Py_BuildValue("dddK", times.fetch_seconds, times.decode_seconds, times.augment_seconds,
+                               (unsigned long long)times.bytes_read);
     }
     give_back(&b);
     return result;
@@ -203,9 +197,32 @@ static PyObject *py_jpeg_size(PyObject *module, PyObject *data) {
     return sound ? Py_BuildValue("iii", header.width, header.height, header.components) : Py_NewRef(Py_None);
 }
 
+static PyObject *py_uniforms(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *ids_object, *out_object, *result = NULL;
+    Py_buffer ids = {0}, out = {0};
+    unsigned long long seed;
+    unsigned int epoch, stream;
+    if (!PyArg_ParseTuple(args, "KIOIO:uniforms", &seed, &epoch, &ids_object, &stream, &out_object)) return NULL;
+    if (ids_object == Py_None || out_object == Py_None) return fail(PyExc_TypeError, "ids and out cannot be None");
+    if (lock(ids_object, &ids, "ids", "lq", -1, false) && lock(out_object, &out, "out", "d", -1, true)) {
+        size_t count = (size_t)ids.len / 8, numbers = (size_t)out.len / 8;
+        if (ids.itemsize != 8 || (count ? numbers % count : numbers) != 0) {
+            fail(PyExc_ValueError, "out must hold the same number of doubles for each id");
+        } else {
+            if (count) uniforms(seed, epoch, ids.buf, count, stream, numbers / count, out.buf);
+            result = Py_NewRef(Py_None);
+        }
+    }
+    if (ids.obj) PyBuffer_Release(&ids);
+    if (out.obj) PyBuffer_Release(&out);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"load_slice", (PyCFunction)(void (*)(void))py_load_slice, METH_VARARGS | METH_KEYWORDS, NULL},
     {"normalize", (PyCFunction)(void (*)(void))py_normalize, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"uniforms", py_uniforms, METH_VARARGS, NULL},
     {"jpeg_size", py_jpeg_size, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -227,7 +244,7 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 1)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 2)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));
 }

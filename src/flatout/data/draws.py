@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.decode import native
 from flatout.data.views import View
 from flatout.sampling import uniforms
 
@@ -43,7 +44,7 @@ def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
     """Everything random about these samples in this epoch."""
 
     def numbers(stream: int, count: int) -> NDArray[np.float64]:
-        return uniforms(seed, epoch, ids, stream, count)
+        return _uniforms(seed, epoch, ids, stream, count)
 
     return Draws(
         geometry=_geometry(view, len(ids), numbers(_GEOMETRY, 3 + 2 * TRIES if view.crop == "random-resized" else 3)),
@@ -51,6 +52,14 @@ def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
         trivial=numbers(_TRIVIAL, 3) if view.trivial_augment else None,
         erase=_erase(view, numbers(_ERASE, 5)) if view.erase else None,
     )
+
+
+def _uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, count: int) -> NDArray[np.float64]:
+    if native is None:
+        return uniforms(seed, epoch, ids, stream, count)
+    out = np.empty((len(ids), count))
+    native.uniforms(seed, epoch & 0xFFFFFFFF, np.ascontiguousarray(ids), stream, out)
+    return out
 
 
 def _geometry(view: View, count: int, u: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -93,7 +102,7 @@ def draw_mix(view: View, seed: int, epoch: int, ids: NDArray[np.int64], side: in
     slots = np.arange(len(ids))
     partner = slots ^ 1
     partner = np.where(partner < len(ids), partner, slots)
-    u = uniforms(seed, epoch, ids[slots & ~1], _MIX, 3 + 2 * _BETA_TRIES)  # both of a pair draw the same
+    u = _uniforms(seed, epoch, ids[slots & ~1], _MIX, 3 + 2 * _BETA_TRIES)  # both of a pair draw the same
     cut = np.full(len(ids), bool(view.cutmix)) if not (view.mixup and view.cutmix) else u[:, 0] < 0.5
     keep = np.where(cut, _beta(view.cutmix, u[:, 3:]), _beta(view.mixup, u[:, 3:]))
     box, area = _cut_box(u[:, 1:3], keep, side)

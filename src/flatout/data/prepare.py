@@ -148,9 +148,9 @@ def assemble(
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
     if native is not None and watch is None and recipe.view.crop != "raw":
-        allowed = [
-            None if sample_id in recipe.banned else source for sample_id, source in zip(ids, sources, strict=True)
-        ]
+        allowed: list[Source | StorageError | None] = list(sources)
+        for slot in np.flatnonzero(np.isin(ids, recipe.banned)).tolist() if recipe.banned else ():
+            allowed[slot] = None
         _load_compiled(allowed, shapes, drawn, images, status, stages)
     failures: dict[int, str] = {}
     for slot in np.flatnonzero(status).tolist():
@@ -172,7 +172,7 @@ def assemble(
 
 
 def _load_compiled(
-    sources: Sequence[Source | StorageError | None],
+    sources: list[Source | StorageError | None],
     shapes: NDArray[np.int32] | None,
     drawn: Draws,
     images: NDArray[np.uint8],
@@ -180,16 +180,15 @@ def _load_compiled(
     stages: StageSeconds,
 ) -> None:
     assert native is not None
-    usable = [None if isinstance(source, StorageError) else source for source in sources]
     fetch, decode, augment, bytes_read = native.load_slice(
-        usable, shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], None, None, status
+        sources, shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], status
     )
     stages.fetch += fetch
     stages.decode += decode
     stages.augment += augment
     stages.bytes_read += bytes_read
     if shapes is None:  # else they were counted by the cache that decoded them
-        stages.bytes_read += sum(len(source) for source in usable if not isinstance(source, str | None))
+        stages.bytes_read += sum(len(s) for s in sources if not isinstance(s, str | StorageError | None))
 
 
 def _load_one(

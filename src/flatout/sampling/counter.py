@@ -7,25 +7,20 @@ change it. Written out in numpy because numpy's own generators promise no stable
 import numpy as np
 from numpy.typing import NDArray
 
-_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_WEYL = np.arange(10, dtype=np.uint64)[:, None, None] * np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64)
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(key: int, counters: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Ten rounds of Philox 4x32 under a 64-bit key; counters and result are [n, 4]."""
-    c0, c1, c2, c3 = (counters[:, column].astype(np.uint64) for column in range(4))
-    key_0, key_1 = key & 0xFFFFFFFF, key >> 32
-    for _ in range(10):
-        product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-        c0, c1, c2, c3 = (
-            (product_1 >> _SHIFT) ^ c1 ^ np.uint64(key_0),
-            product_1 & _LOW,
-            (product_0 >> _SHIFT) ^ c3 ^ np.uint64(key_1),
-            product_0 & _LOW,
-        )
-        key_0, key_1 = (key_0 + _WEYL_0) & 0xFFFFFFFF, (key_1 + _WEYL_1) & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+    words = counters.T.astype(np.uint64, order="C")
+    even, odd = words[0::2], words[1::2]  # both halves of a round at once: few large operations, not many small ones
+    for keys in (np.array([[key & 0xFFFFFFFF], [key >> 32]], np.uint64) + _WEYL) & _LOW:
+        product = even * _MULTIPLIERS
+        even = (product[::-1] >> _SHIFT) ^ odd ^ keys
+        odd = product[::-1] & _LOW
+    return np.stack([even[0], odd[0], even[1], odd[1]], axis=1).astype(np.uint32)
 
 
 def uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, count: int) -> NDArray[np.float64]:

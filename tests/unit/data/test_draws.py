@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flatout.data import draws
 from flatout.data.draws import draw, draw_mix
 from flatout.data.views import SHIPPED, View
+from flatout.sampling import uniforms
 
 some = settings(max_examples=25, deadline=None)  # a loaded machine is no failure
 
@@ -185,3 +186,15 @@ def test_a_pair_mixes_the_same_wherever_it_stands() -> None:
     assert np.array_equal(whole.keep[4:10], part.keep)
     assert np.array_equal(whole.box[4:10], part.box)
     assert np.array_equal(whole.partner[4:10] - 4, part.partner)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 23])
+def test_random_numbers_are_those_of_the_sampling_room(count: int) -> None:
+    _native = pytest.importorskip("flatout.data._native", reason="the optional extension is not built")
+    ids = np.array([0, 1, 77, 2**31, 2**32 + 5, 2**62], np.int64)
+    for seed, epoch, stream in [(0, 0, 0), (7, 3, 4), (2**63 + 12345, 2**32 - 1, 255)]:
+        out = np.full((len(ids), count), np.nan)
+        _native.uniforms(seed, epoch, ids, stream, out)
+        assert np.array_equal(out, uniforms(seed, epoch, ids, stream, count))
+    with pytest.raises(ValueError, match="same number"):
+        _native.uniforms(0, 0, ids, 0, np.zeros(7))

@@ -3,6 +3,10 @@
 
 #include "kernels.h"
 
+void canvas_clear(const canvas *c) {
+    if (c->dx || c->dy) memset(c->planes, c->fill, 3 * (size_t)c->size * (size_t)c->size);
+}
+
 void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) {
     int row = y - c->dy, size = c->size;
     if (row < 0 || row >= size) return;
@@ -12,20 +16,6 @@ void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) 
     if (count == 0) left = size;
     size_t plane_bytes = (size_t)size * (size_t)size;
     uint8_t *to = c->planes + (size_t)row * (size_t)size;
-    for (int p = 0; p < 3 && count < size; p++) {
-        memset(to + p * plane_bytes, c->fill, (size_t)left);
-        memset(to + p * plane_bytes + left + count, c->fill, (size_t)(size - left - count));
-    }
     uint8_t *planes[3] = {to + left, to + left + plane_bytes, to + left + 2 * plane_bytes};
     split_pixels(pixels + (size_t)first * (size_t)pixel_bytes, pixel_bytes, c->flip, planes, count);
-}
-
-void canvas_fill_rows(const canvas *c) {
-    size_t size = (size_t)c->size;
-    size_t above = c->dy < 0 ? (size_t)-c->dy : 0, below = c->dy > 0 ? (size_t)c->dy : 0;
-    for (size_t p = 0; p < 3; p++) {
-        uint8_t *plane = c->planes + p * size * size;
-        memset(plane, c->fill, above * size);
-        memset(plane + (size - below) * size, c->fill, below * size);
-    }
 }

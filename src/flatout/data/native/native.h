@@ -7,6 +7,7 @@
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
  *   kernels.c  the inner loops
+ *   philox.c   the random numbers that a sample's crop and flip are drawn from
  */
 #ifndef FLATOUT_NATIVE_H
 #define FLATOUT_NATIVE_H
@@ -50,7 +51,7 @@ typedef struct {
 } canvas;
 
 void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes); /* RGB or RGBx pixels */
-void canvas_fill_rows(const canvas *c); /* the rows no image row lands on */
+void canvas_clear(const canvas *c); /* before the first row: what no pixel will land on */
 void normalize_plane(const uint8_t *src, float *dst, size_t count, float scale, float bias);
 
 typedef struct {
@@ -103,15 +104,17 @@ typedef struct {
     const double *geometry;    /* [count, GEOMETRY_COLUMNS] */
     int size;
     uint8_t fill;
-    uint8_t *out;     /* [count, 3, size, size] or NULL */
-    float *out_float; /* the same shape, or NULL */
-    float scale[3], bias[3];
+    uint8_t *out; /* [count, 3, size, size] */
     int32_t *status;
 } slice;
 
 /* NULL, or why this row of geometry cannot be used. */
 const char *geometry_fault(const double *row);
 box choose_box(const double *row, int width, int height);
-bool load_slice(const slice *s, slice_times *times); /* false: no memory to start with */
+void load_slice(const slice *s, slice_times *times);
+
+/* `each` numbers in [0, 1) for each id. */
+void uniforms(uint64_t seed, uint32_t epoch, const int64_t *ids, size_t count, uint32_t stream, size_t each,
+              double *out);
 
 #endif

@@ -84,7 +84,7 @@ typedef struct {
     slice_times *times;
     decoder *jpeg;
     resizer resize;
-    buffer file, planes, last_row;
+    buffer file, last_row;
 } worker;
 
 /* 0 and the whole file in w->file, or a status. Pipes and devices are not opened for reading: they could block. */
@@ -125,6 +125,11 @@ static bool push_raw(worker *w, const uint8_t *pixels, size_t bytes, size_t widt
     return true;
 }
 
+static bool place_raw(const uint8_t *pixels, size_t width, box b, const canvas *c) {
+    for (int y = 0; y < b.h; y++) canvas_row(c, y, pixels + 3 * ((size_t)(b.y + y) * width + (size_t)b.x), 3);
+    return true;
+}
+
 static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32_t *shape, const double *row,
                      const canvas *c) {
     int height = shape[0], width = shape[1]; /* read once: only these are checked */
@@ -133,7 +138,9 @@ static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32
         return false;
     double started = now_seconds();
     box b = choose_box(row, width, height);
-    bool done = resize_begin(&w->resize, b.w, b.h, c) && push_raw(w, pixels, bytes, (size_t)width, b);
+    bool done = b.w == c->size && b.h == c->size
+                    ? place_raw(pixels, (size_t)width, b, c)
+                    : resize_begin(&w->resize, b.w, b.h, c) && push_raw(w, pixels, bytes, (size_t)width, b);
     w->times->augment_seconds += now_seconds() - started;
     return done;
 }
@@ -141,18 +148,9 @@ static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32
 static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, const double *row, const canvas *c) {
     jpeg_header header;
     if (!jpeg_is_ours(data, bytes, &header)) return false;
+    if (!w->jpeg && !(w->jpeg = decoder_new())) return false;
     box b = choose_box(row, header.width, header.height);
     return resize_begin(&w->resize, b.w, b.h, c) && decode_box(w->jpeg, data, bytes, &header, b, &w->resize, w->times);
-}
-
-static void finish_planes(worker *w, size_t index, const canvas *c) {
-    double started = now_seconds();
-    canvas_fill_rows(c);
-    const slice *s = w->s;
-    size_t plane = (size_t)s->size * (size_t)s->size;
-    for (size_t p = 0; s->out_float && p < 3; p++)
-        normalize_plane(c->planes + p * plane, s->out_float + (3 * index + p) * plane, plane, s->scale[p], s->bias[p]);
-    w->times->augment_seconds += now_seconds() - started;
 }
 
 static int load_sample(worker *w, size_t index) {
@@ -168,28 +166,25 @@ static int load_sample(worker *w, size_t index) {
         w->times->bytes_read += bytes;
         data = w->file.bytes;
     }
-    canvas c = {.planes = s->out ? s->out + index * 3 * (size_t)s->size * (size_t)s->size : w->planes.bytes,
+    canvas c = {.planes = s->out + index * 3 * (size_t)s->size * (size_t)s->size,
                 .size = s->size,
                 .dx = between(row[SHIFT_X], -s->size, s->size), /* beyond it, the picture is just as gone */
                 .dy = between(row[SHIFT_Y], -s->size, s->size),
                 .flip = row[FLIP] != 0,
                 .fill = s->fill};
+    canvas_clear(&c);
     const int32_t *shape = s->raw_shapes ? s->raw_shapes + 2 * index : NULL;
     bool is_raw = shape && (shape[0] || shape[1]);
-    if (!(is_raw ? load_raw(w, data, bytes, shape, row, &c) : load_jpeg(w, data, bytes, row, &c)))
-        return STATUS_NOT_FOR_ME;
-    finish_planes(w, index, &c);
-    return STATUS_DONE;
+    bool done = is_raw ? load_raw(w, data, bytes, shape, row, &c) : load_jpeg(w, data, bytes, row, &c);
+    return done ? STATUS_DONE : STATUS_NOT_FOR_ME;
 }
 
-bool load_slice(const slice *s, slice_times *times) {
-    worker w = {.s = s, .times = times, .jpeg = decoder_new()};
-    bool ready = w.jpeg && (s->out || buffer_reserve(&w.planes, 3 * (size_t)s->size * (size_t)s->size));
-    for (size_t i = 0; ready && i < s->count; i++)
+void load_slice(const slice *s, slice_times *times) {
+    worker w = {.s = s, .times = times};
+    for (size_t i = 0; i < s->count; i++)
         if (s->sources[i].path || s->sources[i].data) s->status[i] = load_sample(&w, i);
     decoder_free(w.jpeg);
     resize_free(&w.resize);
-    buffer *all[] = {&w.file, &w.planes, &w.last_row};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) buffer_free(all[i]);
-    return ready;
+    buffer_free(&w.file);
+    buffer_free(&w.last_row);
 }
