@@ -153,8 +153,16 @@ AVX2 static void split_avx2(const uint8_t *pixels, int stride, bool flip, uint8_
         split_blocks(pixels, 4, false, planes, count);
 }
 
+/* Past the caches: floats of a batch do not fit them, and a line that is written whole need not be read first. */
 AVX2 static void normalize_avx2(const uint8_t *src, float *dst, size_t count, float scale, float bias) {
-    normalize_any(src, dst, count, scale, bias);
+    size_t i = (32 - ((uintptr_t)dst & 31)) / sizeof(float) & 7;
+    if (i > count || (uintptr_t)dst % sizeof(float)) i = count;
+    normalize_any(src, dst, i, scale, bias);
+    __m256 s = _mm256_set1_ps(scale), b = _mm256_set1_ps(bias);
+    for (; i + 8 <= count; i += 8)
+        _mm256_stream_ps(dst + i, _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(widen(src + i)), s), b));
+    normalize_any(src + i, dst + i, count - i, scale, bias);
+    _mm_sfence();
 }
 
 #define DISPATCH(name, ...) (__builtin_cpu_supports("avx2") ? name##_avx2(__VA_ARGS__) : name##_portable(__VA_ARGS__))
