@@ -85,7 +85,7 @@ ACCURACY_STEPS = {"plain": {}, "fp16": {"compress": "fp16"}, "powersgd-4": {"com
 def accuracy(only: list[str], seeds: int, data: Path) -> Iterator[tuple[str, Any]]:
     """Shapes, a narrow ResNet-18, the same recipe and global batch for every row."""
     if not data.exists():
-        for _ in make_shapes(data, 10, 80, 32, 100):
+        for _ in make_shapes(data, 20, 100, 32, 100):
             pass
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -95,9 +95,9 @@ def accuracy(only: list[str], seeds: int, data: Path) -> Iterator[tuple[str, Any
                 config = write_recipe(
                     work / "config.yaml", data, name=f"{row}-{seed}", threads=1,
                     views={"small": {"base": "train-64", "size": 32, "pad": 4}, "plain": {"base": "eval-64", "size": 32}},
-                    data__batch_size=32,
+                    data__batch_size=16,
                     model={"name": "resnet18", "stem": "small", "width": 0.125}, checkpoint={"every_epochs": 100},
-                    train={"epochs": 6, "lr": 0.1, "seed": seed}, validate={"every_epochs": 6},
+                    train={"epochs": 14, "lr": 0.1, "seed": seed}, validate={"every_epochs": 14},
                     parallel={"mode": "ddp", "devices": 2, "preflight": False, **ACCURACY_STEPS[row]},
                 )  # fmt: skip
                 started = time.perf_counter()
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "flatout-shapes-10x80")
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "flatout-shapes-20x100")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks/results" / f"{time.strftime('%Y-%m-%d')}-slow-link.json"
     )

@@ -167,7 +167,11 @@ def _network(details: Details) -> str:
     named = "" if cap is None else f", which is a {format_bits_per_second(cap)} port"
     use = f"{traffic} of a {format_bits_per_second(link)} link{named} ({format_share(peak, link)})"
     parts, wall = time.get("parts") or {}, time.get("wall_seconds") or 0
-    waits = (parts.get("data_wait") or 0) + (parts.get("communication") or 0) > _WAITS * wall
+    exchange = parts.get("communication") or 0
+    waits = (parts.get("data_wait") or 0) + exchange > _WAITS * wall
+    full_seconds = 8 * max(sent or 0, received or 0) / link  # readings a second apart average short bursts away
+    if exchange > _WAITS * wall and full_seconds > exchange / 2:
+        return f"yes, very likely: {format_share(exchange, wall)} of the time ranks waited for their exchange; {use}"
     if peak < _SATURATED * link:
         return f"no: {use}"
     return f"{'yes, very likely' if waits else 'no, though it was full at times: training hardly waited'}: {use}"
