@@ -54,9 +54,9 @@ def slow_start() -> None:
 
     prepare = train_run.prepare_setup
 
-    def prepare_setup(config: Any) -> Any:
+    def prepare_setup(*arguments: Any) -> Any:
         time.sleep(12)
-        return prepare(config)
+        return prepare(*arguments)
 
     train_run.prepare_setup = prepare_setup
 

@@ -272,6 +272,16 @@ class Signals:
         return self.wait_share > 0.10
 
     @property
+    def late_seconds(self) -> float:
+        """Of a step on an emulated device, which knows how long it must take: what it took more, where that is much."""
+        base, each = self.emulated_base_seconds, self.emulated_seconds_per_sample
+        if base is None or each is None or not self.steps_done:
+            return 0.0
+        expected = base + each * self.batch
+        late = (self.part("forward") + self.part("backward")) / self.steps_done - expected
+        return late if expected > 0 and late > max(0.25 * expected, 0.005) else 0.0
+
+    @property
     def fetch_bound(self) -> bool:
         """The store or the disk sets the pace, not decoding."""
         load = self.load

@@ -97,6 +97,12 @@ CASES = {
         signals(workers=8, steps=STARVED, decode_seconds=0.1 * BATCHES, augment_seconds=2.3 * BATCHES),
         signals(workers=8, steps=STARVED, decode_seconds=2.4 * BATCHES),
     ),
+    "3 augment-bound, by Python's lock": Case(
+        augment_bound.find,
+        "data-augment",
+        signals(workers=1, augment_seconds=0.9 * BATCHES, decode_seconds=0.01 * BATCHES, python_augment=True),
+        signals(workers=1, augment_seconds=0.9 * BATCHES, decode_seconds=0.01 * BATCHES),  # in C, outside the lock
+    ),
     "4 slow fetch": Case(
         slow_fetch.find, "data-fetch", signals(steps=STARVED, fetch_seconds=1.2 * BATCHES), signals(steps=STARVED)
     ),

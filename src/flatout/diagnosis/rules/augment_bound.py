@@ -11,8 +11,28 @@ def augment_dominates(signals: Signals) -> bool:
     return load is not None and load.augment_seconds > 0.6 * load.seconds
 
 
+def holds_the_lock(signals: Signals) -> bool:
+    """Threads that augment in Python all the time leave the loop little of the interpreter: its steps take longer."""
+    load = signals.load
+    if load is None or signals.worker_kind != "thread" or not signals.hands or signals.starved:
+        return False
+    slowed = signals.python_augment or signals.late_seconds > 0
+    return slowed and augment_dominates(signals) and load.augment_seconds >= 0.7 * signals.step_seconds * signals.hands
+
+
 def find(signals: Signals) -> Finding | None:
     load = signals.load
+    if load is not None and holds_the_lock(signals):
+        return saving(
+            signals,
+            "augment-bound",
+            "data-augment",
+            f"Augmentation is the limit: it takes {format_seconds(load.augment_seconds)} a batch in threads that share "
+            f"Python's lock with the training loop, whose step takes {format_seconds(signals.step_seconds)}",
+            (f"augmenting is {percent(load.augment_seconds / load.seconds)} of the work for a batch",),
+            Fix("do it in processes, or with operations that release the lock", {"data.worker_kind": "process"}),
+            faster_steps(signals, signals.work_seconds / signals.cores, error=0.3),
+        )
     if not signals.starved or load is None or signals.fetch_bound:
         return None
     busy = signals.cores_saturated or signals.hands >= signals.cores

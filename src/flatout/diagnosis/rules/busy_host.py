@@ -1,6 +1,7 @@
 """Something else takes the processor away from this run."""
 
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.rules.augment_bound import holds_the_lock
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
@@ -11,14 +12,11 @@ def find(signals: Signals) -> Finding | None:
 
 def _slower_than_calibrated(signals: Signals) -> Finding | None:
     """An emulated device knows how long its steps must take."""
-    base, each = signals.emulated_base_seconds, signals.emulated_seconds_per_sample
-    if base is None or each is None or not signals.steps_done:
+    late = signals.late_seconds
+    if late == 0 or holds_the_lock(signals):
         return None
-    expected = base + each * signals.batch
     computed = (signals.part("forward") + signals.part("backward")) / signals.steps_done
-    late = computed - expected
-    if expected <= 0 or late <= 0.25 * expected or late < 0.005:
-        return None
+    expected = computed - late
     return saving(
         signals,
         "busy-host",
