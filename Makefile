@@ -78,7 +78,7 @@ bench-predictions: install
 bench-tune: install
 	$(BIN)/python benchmarks/tuning/run.py --dir $(BENCH)/verdicts --exhaustive
 
-# Tiny-ImageNet-40 and photos; TensorSocket is measured beside where it is installed in $(BENCH)/peers-tensorsocket.
+# Tiny-ImageNet-40 and photos. TensorSocket beside it: benchmarks/shared_tensorsocket.py (pip install tensorsocket pyzmq tornado elsewhere).
 TINY ?= ../shared/data/tiny-imagenet-40.tar
 bench-shared: install
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos

@@ -3,8 +3,8 @@
     PYTHONPATH=$BENCH/peers-tensorsocket/lib/python3.11/site-packages \\
         python benchmarks/shared_tensorsocket.py --data ../shared/data/tiny-imagenet-40.tar:train-64 --jobs 1 4
 
-Batches are sent one at a time (`producer_batch_size=1`): by default it collates eight, and on a CPU each job's copy of each
-slice then carries all eight. Its producer listens on all interfaces: run it where that does no harm.
+Batches are sent two at a time (with `producer_batch_size=1` it fails): by default it collates eight, and on a CPU each job's
+copy of each slice then carries all eight. Its producer listens on all interfaces: run it where that does no harm.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def produce(options):
     from tensorsocket import TensorProducer
 
     path, view = options.data.rsplit(":", 1)
-    producer = TensorProducer(Loader(path, view, options.batch), producer_batch_size=1, **PORTS)
+    producer = TensorProducer(Loader(path, view, options.batch), producer_batch_size=2, **PORTS)
     while True:
         for _ in producer:
             pass
