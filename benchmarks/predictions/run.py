@@ -86,6 +86,14 @@ BASES = (
         ("step", {"data.workers": 1}),
         ("step", {"data.batch_size": 64}),
     )),
+    Base("store, 40 ms", "small", {**EMULATED, "emulated.base_seconds": 0.002, "emulated.seconds_per_sample": 0.0001, "data.stage": "off", "train.epochs": 3}, latency=0.04, changes=(
+        ("step", {"storage.latency": "80 ms"}),
+        ("step", {"storage.latency": "160 ms"}),
+        ("step", {"data.stage": "auto"}),
+        ("step", {"data.batch_size": 64}),
+        ("step", {"emulated.base_seconds": 0.3}),
+        ("step", {"data.cache": "memory"}),
+    )),
     Base("store, 120 ms", "small", {**EMULATED, "emulated.base_seconds": 0.01, "emulated.seconds_per_sample": 0.0003, "data.stage": "off", "train.epochs": 3}, latency=0.12, changes=(
         ("step", {"storage.latency": "60 ms"}),
         ("step", {"storage.latency": "240 ms"}),
