@@ -29,6 +29,7 @@ class Arena:
         self._pixels = memoryview(pixels)
         self._index = index
         self._used = int(index["end"].max(initial=0))
+        self.full = False  # from the first sample on that found no room
         self._lock = threading.Lock()
         self._filling: set[int] = set()  # so that two threads do not take room for the same row
         self._file_lock: int | None = None
@@ -51,7 +52,10 @@ class Arena:
         height, width, _ = pixels.shape
         with self._lock:
             end = self._used + pixels.nbytes
-            if end > self.capacity_bytes or self._index[row]["end"] or row in self._filling:
+            if self._index[row]["end"] or row in self._filling:
+                return False
+            if end > self.capacity_bytes:
+                self.full = True
                 return False
             self._filling.add(row)
             self._used = end

@@ -187,8 +187,8 @@ def _load_compiled(
     stages.decode += decode
     stages.augment += augment
     stages.bytes_read += bytes_read
-    if shapes is None:  # else they were counted by the cache that decoded them
-        stages.bytes_read += sum(len(s) for s in sources if not isinstance(s, str | StorageError | None))
+    undecoded = sources if shapes is None else [sources[slot] for slot in np.flatnonzero(shapes[:, 0] == 0).tolist()]
+    stages.bytes_read += sum(len(each) for each in undecoded if not isinstance(each, str | StorageError | None))
 
 
 def _load_one(

@@ -44,23 +44,27 @@ class SampleCache:
         shapes: NDArray[np.int32],
         stages: StageSeconds,
     ) -> None:
-        started = time.perf_counter()
-        answers = [read_source(source) for source in split.locate(ids[missing])]
+        started, wanted = time.perf_counter(), ids[missing]
+        located = split.locate(wanted)
+        answers = located if self.arena.full else [read_source(each) for each in located]
         stages.fetch += time.perf_counter() - started
         for slot, answer in zip(missing, answers, strict=True):
             sources[slot] = answer
-            if isinstance(answer, StorageError):
-                if not isinstance(answer, ObjectMissing):
-                    raise answer
-                continue
-            row = int(split.rows[ids[slot]])
-            started = time.perf_counter()
-            try:
-                pixels = decode_pixels(answer)
-            except Undecodable:
-                continue  # found out again, with its reason, by whoever prepares the batch
-            finally:
-                stages.decode += time.perf_counter() - started
-            stages.bytes_read += len(answer)
-            self.arena.put(row, pixels)
-            sources[slot], shapes[slot] = np.ascontiguousarray(pixels).reshape(-1).data, pixels.shape[:2]
+            if isinstance(answer, StorageError) and not isinstance(answer, ObjectMissing):
+                raise answer
+            if not self.arena.full and not isinstance(answer, StorageError | str):
+                self._keep(int(split.rows[ids[slot]]), answer, stages)
+        pixels, found = self.arena.get(split.rows[wanted])
+        for slot, kept, shape in zip(missing, pixels, found, strict=True):
+            if shape[0]:  # what did not fit stays a file, of which only the crop is decoded
+                sources[slot], shapes[slot] = kept, shape
+
+    def _keep(self, row: int, data: bytes | memoryview, stages: StageSeconds) -> None:
+        started = time.perf_counter()
+        try:
+            if self.arena.put(row, decode_pixels(data)):
+                stages.bytes_read += len(data)
+        except Undecodable:
+            pass  # found out again, with its reason, by whoever prepares the batch
+        finally:
+            stages.decode += time.perf_counter() - started

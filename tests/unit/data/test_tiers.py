@@ -14,7 +14,7 @@ from flatout.data import loader as loader_module
 from flatout.data.dataset import Split
 from flatout.data.loader import open_loader
 from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe
+from flatout.data.prepare import Recipe, prepare
 from flatout.data.tiers import Chosen, choose_cache
 from flatout.data.views import SHIPPED
 from flatout.timeline.monitors.cgroup import Limits
@@ -103,6 +103,19 @@ def test_images_of_several_sizes_get_a_margin(tmp_path: Path, monkeypatch: pytes
         except tiers.Undecodable:
             continue
     assert stored < chosen.store.arena.capacity_bytes < 1.3 * stored
+
+
+def test_what_no_longer_fits_is_read_again_and_counted(split: Split) -> None:
+    chosen = choose_cache("memory", recipe(split), "thread", memory_bytes=DECODED // 4)
+    assert chosen.store is not None
+    sizes = [len(data) for data in split.read(np.arange(20)) if isinstance(data, bytes | memoryview)]
+    images = np.empty(recipe(split).shape(0), np.uint8)
+    batches = [prepare(recipe(split), 0, index, images, chosen.store) for index in range(5)]
+    assert sum(batch.stages.bytes_read for batch in batches) == sum(sizes)
+    again = [prepare(recipe(split), 0, index, images, chosen.store) for index in range(5)]
+    assert sum(batch.stages.cache_hits for batch in again) == 5
+    kept = chosen.store.arena.get(np.arange(20))[1][:, 0] > 0
+    assert sum(batch.stages.bytes_read for batch in again) == sum(np.array(sizes)[~kept])
 
 
 @pytest.mark.parametrize("wanted", ["auto", "memory", "disk"])
