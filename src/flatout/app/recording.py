@@ -220,6 +220,7 @@ def _store_answers(reader: Reader | None) -> dict[str, Any]:
     return {
         "store_retries": counted.retries,
         "store_throttles": counted.throttles,
+        "store_request_seconds_p05": counted.seconds_at(0.05),
         "store_request_seconds_p50": counted.seconds_at(0.5),
         "store_request_seconds_p99": counted.seconds_at(0.99),
     }

@@ -12,6 +12,8 @@ from flatout.diagnosis.signals import Signals, Step
 _CONTENTION = 0.15
 """Each further core that decodes slows the others by up to this share (caches, hyper-threads), unless measured."""
 _LEAST_SHORT_STEPS = 2
+_QUIET_SPREAD = 1.07
+"""Mean over tenth percentile of the loop's own seconds, in runs that nothing disturbed."""
 _ERROR_PER_OTHER_CORE = 0.15
 """What other processes took of the machine while it was measured, they may give back or take twice of."""
 
@@ -79,6 +81,10 @@ class Calibration:
     limit: str = ""
     """What set the pace when this was measured."""
     request_seconds: float | None = None
+    store_latency_seconds: float | None = None
+    """Of the quickest requests."""
+    quiet_extra_seconds: float | None = None
+    """`step_extra_seconds` where no fetchers compete for the cores and the interpreter; None where none did."""
     gradient_bytes: float | None = None
     buckets: tuple[tuple[float, float], ...] = ()
     link_latency_seconds: float = 0.0
@@ -112,6 +118,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
     exchanging = (signals.ranks.communication_seconds or 0.0) if signals.ranks else 0.0
     warm_own = statistics.fmean(step.own_seconds for step in steps) - exchanging if steps else computing
     device = _device_time(signals, computing, warm_own)
+    extra = max(0.0, warm_own - device.step_seconds(signals.batch, settings.checkpointing, settings.accumulate))
     load = signals.load
     per_sample = max(1.0, signals.batch)
     work = 0.0 if load is None else (load.augment_seconds + load.collate_seconds) / per_sample
@@ -121,8 +128,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         device_kind=signals.device_kind,
         cores=max(1.0, signals.cores - signals.other_cores),
         threads=signals.threads,
-        step_extra_seconds=max(0.0, warm_own - device.step_seconds(
-            signals.batch, settings.checkpointing, settings.accumulate)),
+        step_extra_seconds=extra,
         between_seconds=(signals.part("other") + signals.part("unattributed")) / count,
         fetch_seconds=0.0 if load is None else load.fetch_seconds / per_sample,
         decode_seconds=0.0 if load is None else load.decode_seconds / per_sample,
@@ -136,6 +142,8 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         checkpoint_seconds=signals.part("checkpoint") / max(1, signals.checkpoints),
         step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * signals.other_cores,
         request_seconds=signals.store.request_seconds_p50 if signals.store else None,
+        store_latency_seconds=signals.store.request_seconds_p05 if signals.store else None,
+        quiet_extra_seconds=_quiet_extra(signals, warm_own, extra) if signals.fetchers else None,
         gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
         buckets=signals.ranks.buckets if signals.ranks else (),
         link_latency_seconds=signals.ranks.latency_seconds if signals.ranks else 0.0,
@@ -171,6 +179,13 @@ def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceT
         ]
     device = fit_device_time(points, share)
     return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.accumulate)
+
+
+def _quiet_extra(signals: Signals, warm_own: float, extra: float) -> float:
+    """The steps that were disturbed least show what the loop takes by itself; they spread in a quiet run, too."""
+    own = sorted(step.own_seconds for step in signals.warm_steps)
+    quiet = own[len(own) // 10] * _QUIET_SPREAD if own else warm_own
+    return max(0.0, extra - max(0.0, warm_own - quiet))
 
 
 def _fetchers(signals: Signals) -> float:

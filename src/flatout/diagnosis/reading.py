@@ -189,7 +189,7 @@ def _store(data: Mapping[str, Any]) -> Store | None:
         return None
     return Store(
         requests, data.get("store_retries"), data.get("store_throttles"), data.get("store_request_seconds_p50"),
-        data.get("store_request_seconds_p99"),
+        data.get("store_request_seconds_p99"), data.get("store_request_seconds_p05"),
     )  # fmt: skip
 
 

@@ -59,6 +59,8 @@ class Store:
     throttles: int | None = None
     request_seconds_p50: float | None = None
     request_seconds_p99: float | None = None
+    request_seconds_p05: float | None = None
+    """What the store and the way to it take: the rest is queues, and work on this machine."""
 
 
 @dataclass(frozen=True)

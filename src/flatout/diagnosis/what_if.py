@@ -161,7 +161,17 @@ def _own_seconds(calibration: Calibration, settings: Settings, world: World) -> 
     )
     if settings.precision != calibration.settings.precision and calibration.device_kind == "cuda":
         computing *= _16_BIT_FACTOR if settings.precision != "fp32" else 1 / _16_BIT_FACTOR
-    return computing + calibration.step_extra_seconds + _communication(calibration, computing, world)
+    extra = calibration.step_extra_seconds
+    if calibration.quiet_extra_seconds is not None and _stays_local(calibration, settings):
+        extra = calibration.quiet_extra_seconds
+    return computing + extra + _communication(calibration, computing, world)
+
+
+def _stays_local(calibration: Calibration, settings: Settings) -> bool:
+    """Whether warm epochs ask the store for nothing any more."""
+    measured, again = calibration.settings, settings.epochs > 1
+    return again and any(new != "off" and old == "off" for new, old in (
+        (settings.stage, measured.stage), (settings.cache, measured.cache)))  # fmt: skip
 
 
 def _communication(calibration: Calibration, computing: float, world: World) -> float:
@@ -183,7 +193,8 @@ def _sample_costs(calibration: Calibration, settings: Settings, world: World) ->
     """Fetching and working on one sample, once caches and stage are warm."""
     fetch, decode, augment = calibration.fetch_seconds, calibration.decode_seconds, calibration.augment_seconds
     if world.latency_seconds is not None and calibration.request_seconds:
-        fetch *= max(world.latency_seconds, 1e-4) / calibration.request_seconds
+        latency, usual = calibration.store_latency_seconds or calibration.request_seconds, calibration.request_seconds
+        fetch *= max(usual + world.latency_seconds - latency, 1e-4) / usual
     if settings.stage != "off" and calibration.remote and settings.epochs > 1:
         fetch = min(fetch, _LOCAL_READ_SECONDS)
     if settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:

@@ -5,9 +5,9 @@ import threading
 from dataclasses import dataclass, fields
 
 _SHORTEST_SECONDS = 1e-4
-_BUCKETS_PER_DOUBLING = 4
-_BUCKETS = 88
-"""0.1 ms to 400 s in steps of 19 %: quantiles to within 10 %, in bounded memory."""
+_BUCKETS_PER_DOUBLING = 16
+_BUCKETS = 352
+"""0.1 ms to 400 s in steps of 4.4 %: quantiles to within 2.3 %, in bounded memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,3 +138,24 @@ def test_less_is_promised_from_a_busy_machine() -> None:
     busy = calibrate(signals(system=System(cpu_share=(1.0,), process_cores=(4.0,))), settings)
     assert busy.step_error > quiet.step_error
     assert busy.cores < quiet.cores
+
+
+def test_the_latency_of_a_store_changes_and_the_work_on_a_request_stays() -> None:
+    remote = replace(JOB, remote=True, fetchers=1, fetch_seconds=0.050, request_seconds=0.050,
+                     store_latency_seconds=0.040)  # fmt: skip
+    quicker, slower = (predict(remote, {"storage.latency": each}).step.value for each in ("20 ms", "140 ms"))
+    assert (quicker, slower) == (pytest.approx(64 * 0.030), pytest.approx(64 * 0.150))
+
+
+def test_a_loop_that_fetchers_disturb_is_quicker_without_them() -> None:
+    disturbed = tuple(replace(step, seconds=step.seconds + 0.02 * (step.batch_index % 5)) for step in steps(own=0.1))
+    parts = {"forward": 0.03 * len(disturbed), "backward": 0.05 * len(disturbed), "optimizer": 0.06 * len(disturbed)}
+    settings = Settings(batch_size=64, workers=8, epochs=4)
+    remote, local = (
+        calibrate(signals(steps=disturbed, parts=parts, fetchers=fetchers, remote=fetchers > 0), settings)
+        for fetchers in (4, 0)
+    )
+    assert predict(remote, {}).step.value == pytest.approx(0.14, rel=0.05)
+    for change in ({"data.stage": "auto"}, {"data.cache": "memory"}):
+        assert 0.1 < predict(remote, change).step.value < 0.12
+        assert predict(local, change).step.value == pytest.approx(0.14, rel=0.05), "nothing goes away"
