@@ -49,6 +49,8 @@ def test_jobs_with_0_1_4_and_16_workers_together(shapes: Path, uninterrupted: Pa
         used = summary(run)["shared"]
         assert used["hits"] + used["local"] + used["alone"] == 2 * STEPS_PER_EPOCH
         assert used["hits"]
+        assert used["service_made"] >= STEPS_PER_EPOCH, "each batch was made by somebody"
+        assert used["busy_answers"] <= used["asks"]
         assert used["most_asks_per_batch"] <= 10
         assert summary(run)["cost"]["total_usd"] is None or summary(run)["cost"]["lines"]
 

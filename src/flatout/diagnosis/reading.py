@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
-from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Signals, Step, Store, System
+from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
 from flatout.errors import ConfigError
 from flatout.runs import Run
 from flatout.runs.directory import read_json, read_table
@@ -51,6 +51,7 @@ def read_signals(run: Run) -> Signals:
         usd_per_hour=_usd_per_hour(summary),
         spot_usd_per_hour=_spot_usd_per_hour(_section(config, "cost")),
         store=_store(data),
+        shared=_shared(_section(summary, "shared")),
         system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
         memory_total_bytes=run.environment.get("memory_bytes"),
         ranks=_ranks(run),
@@ -193,6 +194,16 @@ def _store(data: Mapping[str, Any]) -> Store | None:
     )  # fmt: skip
 
 
+def _shared(use: Mapping[str, Any]) -> Shared | None:
+    if not use.get("hits"):
+        return None
+    return Shared(
+        use["hits"] + use.get("local", 0) + use.get("alone", 0), use.get("local", 0), use.get("asks", 0),
+        use.get("busy_answers", 0), use.get("service_made", 0), use.get("service_evicted_needed", 0),
+        use.get("service_cold_starts", 0),
+    )  # fmt: skip
+
+
 # Lanes
 
 
@@ -265,7 +276,7 @@ def _system(directory: Path, most_mhz: float | None) -> System:
         seconds=column("time_unix", "seconds"),
         cpu_share=column("cpu"),
         process_cores=column("process_cores"),
-        resident_bytes=column("rss_bytes"),
+        resident_bytes=column("rss_private_bytes", "rss_bytes"),
         available_bytes=column("memory_free_bytes"),
         disk_read_bytes_per_second=column(*matching("disk_", "_read_bytes"), per="interval_seconds"),
         disk_busy_share=column(*matching("disk_", "_busy")),

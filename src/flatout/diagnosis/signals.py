@@ -64,6 +64,22 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Batches that came from a service, and what that service did while this job was there."""
+
+    batches: int
+    """That this job took, from wherever."""
+    local: int = 0
+    """Made here, because the service did not have them in time."""
+    answers: int = 0
+    busy_answers: int = 0
+    """Answers that came when no producer was free."""
+    made: int = 0
+    evicted_needed: int = 0
+    cold_starts: int = 0
+
+
+@dataclass(frozen=True)
 class System:
     """Samples of the machine over the run, oldest first; empty where nothing was read."""
 
@@ -73,7 +89,7 @@ class System:
     process_cores: tuple[float, ...] = ()
     """Cores that this process and its workers used."""
     resident_bytes: tuple[float, ...] = ()
-    """Of the process tree."""
+    """Of the process tree, without mapped files and shared caches, which have their bounds."""
     available_bytes: tuple[float, ...] = ()
     disk_read_bytes_per_second: tuple[float, ...] = ()
     disk_busy_share: tuple[float, ...] = ()
@@ -146,6 +162,7 @@ class Signals:
     loads: tuple[BatchLoad, ...] = ()
     queue_depths: tuple[float, ...] = ()
     store: Store | None = None
+    shared: Shared | None = None
     system: System = field(default_factory=System)
     memory_total_bytes: float | None = None
     device_memory_peak_bytes: float | None = None
@@ -242,7 +259,10 @@ class Signals:
 
     @cached_property
     def load(self) -> BatchLoad | None:
-        """Mean work for one batch of the warm steps: from the workers' lanes, else from the run's totals."""
+        """Mean work for one batch of the warm steps: from the workers' lanes, else from the run's totals. None where
+        others did it."""
+        if self.shared is not None:
+            return None
         if self.loads:
             ordinary = {id(step) for step in self.warm_steps}
             numbers = {number for number, step in enumerate(self.steps, 1) if id(step) in ordinary}

@@ -71,6 +71,7 @@ class Use:
     written_back: int = 0
     asks: int = 0
     most_asks_per_batch: int = 0
+    busy_answers: int = 0  # that came when no producer was free
     wait_seconds: float = 0.0
     bytes: int = 0
     spoilt: int = 0
@@ -81,6 +82,9 @@ class Use:
     share_byte_seconds: float = 0.0  # of what the cache held
     share_gb_seconds: float = 0.0  # of what functions took
     share_requests: float = 0.0
+    service_made: int = 0  # batches, for all jobs while this one was there
+    service_evicted_needed: int = 0  # thrown away before all who would read them had
+    service_cold_starts: int = 0
     last_trouble: str | None = None
 
 
@@ -295,6 +299,7 @@ class SharedPool:
             self._refused(answer)
             raise AssertionError  # _refused always raises
         self._bill = answer
+        self.use.busy_answers += answer.busy
         self._sharers = max(1, answer.jobs)
         self._ready.extend(answer.items)
         return answer
@@ -389,8 +394,10 @@ class SharedPool:
 
     def _shares(self) -> dict[str, float]:
         """Of all connections so far."""
-        names = ("share_seconds", "share_byte_seconds", "share_gb_seconds", "share_requests")
-        return {name: getattr(self.use, name) + getattr(self._bill, name) for name in names}
+        shares = ("share_seconds", "share_byte_seconds", "share_gb_seconds", "share_requests")
+        names = {name: name for name in shares}
+        names |= {f"service_{name}": name for name in ("made", "evicted_needed", "cold_starts")}
+        return {name: getattr(self.use, name) + getattr(self._bill, of) for name, of in names.items()}
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""

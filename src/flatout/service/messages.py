@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flatout.errors import ServiceUnavailable
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 1 << 20
 FRAME = struct.Struct("<3sBI")
 _MAGIC = b"FOs"
@@ -113,6 +113,12 @@ class Batches(Message):
     share_gb_seconds: Annotated[float, Field(ge=0)] = 0.0
     share_requests: Annotated[float, Field(ge=0)] = 0.0
     """Its part of what functions took: of each batch, shared equally among the readers of the stream."""
+    busy: bool = False
+    """No producer was free, besides the one that may have just made this."""
+    made: Count = 0
+    evicted_needed: Count = 0
+    cold_starts: Count = 0
+    """All three by the whole service, since this job joined."""
 
 
 class Claim(Message):

@@ -45,6 +45,7 @@ class Job:
     held: dict[int, int] = field(default_factory=dict)  # buffer -> times
     asks: dict[int, int] = field(default_factory=dict)  # position -> times, for positions not served yet
     share_began: tuple[float, float] = (0.0, 0.0)  # readings of the clocks that are shared, when it came
+    counts_began: tuple[int, int, int] = (0, 0, 0)
     share_gb_seconds: float = 0.0
     share_requests: float = 0.0
     checked: tuple[int, int] = (-1, 0)  # up to which position nothing is missing, if no batch was lost since then
@@ -133,3 +134,8 @@ class Counts:
     evicted: int = 0
     evicted_needed: int = 0  # although a job would have read it
     no_room: int = 0
+
+    @property
+    def of_interest(self) -> tuple[int, int, int]:
+        """What tells a job whether the service does well: batches made, thrown away too early, first by a new hand."""
+        return self.made, self.evicted_needed, self.cold_starts

@@ -116,6 +116,7 @@ class State:
         others = [job for job in self.jobs.values() if job.stream is stream and job.name != who]
         job = Job(who, stream, message.position, message.last, message.epoch, message.index % stream.batches_per_epoch)
         job.share_began, job.asked_at = self._shared_clock, self._clock or 0.0
+        job.counts_began = self.counts.of_interest
         if message.anywhere and message.position == 0 and others:
             behind = min(others, key=lambda each: each.key(each.position)[1:])
             _, epoch, index = behind.key(behind.position)
@@ -201,10 +202,12 @@ class State:
         self.counts.denied += denied is not None
         seconds, byte_seconds = (now - then for now, then in zip(self._shared_clock, job.share_began, strict=True))
         jobs = sum(each.stream is job.stream for each in self.jobs.values())
+        made, evicted, cold = (now - then for now, then in zip(self.counts.of_interest, job.counts_began, strict=True))
         out.append(Tell(job.name, Batches(
             items=items, denied=denied, jobs=jobs, share_seconds=max(0.0, seconds),
             share_byte_seconds=max(0.0, byte_seconds), share_gb_seconds=job.share_gb_seconds,
-            share_requests=job.share_requests,
+            share_requests=job.share_requests, busy=sum(each.free for each in self.producers.values()) <= 1,
+            made=made, evicted_needed=evicted, cold_starts=cold,
         )))  # fmt: skip
 
     def _answer_if_hopeless(self, now: float, job: Job, out: list[Instruction]) -> None:

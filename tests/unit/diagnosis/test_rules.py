@@ -14,6 +14,7 @@ from flatout.diagnosis.rules import (
     busy_host,
     checkpoint_time,
     cold_epoch,
+    cold_producers,
     copy_time,
     cross_zone,
     data_parallel,
@@ -41,9 +42,11 @@ from flatout.diagnosis.rules import (
     retries,
     slow_fetch,
     small_batch,
+    small_shared_cache,
     spot_price,
     staging_pays,
     startup_time,
+    starved_producers,
     straggler,
     throttling,
     too_many_nodes,
@@ -52,7 +55,7 @@ from flatout.diagnosis.rules import (
     validation_time,
     wrong_interface,
 )
-from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Signals, Step, Store, System
+from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
 
 STARVED = steps(own=0.1, wait=0.2)
 BATCHES = len(STARVED)
@@ -145,6 +148,24 @@ CASES = {
         "data-fetch",
         signals(steps=STARVED, remote=True, store=Store(1000, 100, 0)),
         signals(steps=STARVED, remote=True, store=Store(1000, 10, 0)),
+    ),
+    "12 cold producers": Case(
+        cold_producers.find,
+        "data-fetch",
+        signals(steps=STARVED, shared=Shared(BATCHES, made=BATCHES, cold_starts=BATCHES // 8)),
+        signals(steps=STARVED, shared=Shared(BATCHES, made=BATCHES, cold_starts=4)),
+    ),
+    "starved producers": Case(
+        starved_producers.find,
+        "data-workers",
+        signals(steps=STARVED, shared=Shared(BATCHES, answers=100, busy_answers=95, made=BATCHES)),
+        signals(steps=STARVED, shared=Shared(BATCHES, answers=100, busy_answers=40, made=BATCHES)),
+    ),
+    "small shared cache": Case(
+        small_shared_cache.find,
+        "memory",
+        signals(steps=STARVED, shared=Shared(BATCHES, local=60, made=BATCHES, evicted_needed=60)),
+        signals(steps=STARVED, shared=Shared(BATCHES, made=BATCHES, evicted_needed=1)),
     ),
     "13 copy": Case(copy_time.find, "copy", signals(parts={"copy": 5.0}), signals(parts={"copy": 0.2})),
     "14 low FLOPs": Case(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ServiceUnavailable
-from flatout.service.messages import FRAME, MOST_BYTES, Batches, Item, Next, Register, decode, encode
+from flatout.service.messages import FRAME, MOST_BYTES, VERSION, Batches, Item, Next, Register, decode, encode
 
 
 def test_round_trip() -> None:
@@ -27,16 +27,16 @@ def test_round_trip() -> None:
 def test_a_wrong_field_is_refused(changes: dict[str, object], says: str) -> None:
     body = json.dumps({**Next(position=3).model_dump(), **changes}).encode()
     with pytest.raises(ServiceUnavailable, match=says):
-        decode(FRAME.pack(b"FOs", 1, len(body)) + body)
+        decode(FRAME.pack(b"FOs", VERSION, len(body)) + body)
 
 
 def test_another_protocol_version_or_size_is_refused() -> None:
     body = encode(Next(position=3))[FRAME.size :]
     for header, says in (
-        (FRAME.pack(b"GET", 1, len(body)), "does not speak"),
-        (FRAME.pack(b"FOs", 2, len(body)), "version 2"),
-        (FRAME.pack(b"FOs", 1, MOST_BYTES + 1), "over the"),
-        (FRAME.pack(b"FOs", 1, len(body) + 1), "not whole"),
+        (FRAME.pack(b"GET", VERSION, len(body)), "does not speak"),
+        (FRAME.pack(b"FOs", VERSION + 1, len(body)), f"version {VERSION + 1}"),
+        (FRAME.pack(b"FOs", VERSION, MOST_BYTES + 1), "over the"),
+        (FRAME.pack(b"FOs", VERSION, len(body) + 1), "not whole"),
     ):
         with pytest.raises(ServiceUnavailable, match=says):
             decode(header + body)
@@ -47,6 +47,6 @@ def test_another_protocol_version_or_size_is_refused() -> None:
 @given(st.binary(max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_noise_is_refused(noise: bytes) -> None:
-    for frame in (noise, FRAME.pack(b"FOs", 1, len(noise)) + noise):
+    for frame in (noise, FRAME.pack(b"FOs", VERSION, len(noise)) + noise):
         with pytest.raises(ServiceUnavailable):
             decode(frame)

@@ -53,11 +53,13 @@ class MemoryReader:
             left = max(0, self._limit_bytes - used)
             free = left if free is None else min(free, left)
         swap_total, swap_free = machine.get("SwapTotal"), machine.get("SwapFree")
-        rss = self._tree.memory_bytes()
+        private, shared = self._tree.memory_bytes() or (None, 0)
+        rss = None if private is None else private + shared
         peaks = (self._peak_bytes, rss, parse_meminfo(read_text("/proc/self/status")).get("VmHWM"))
         self._peak_bytes = max((value for value in peaks if value is not None), default=None)
         return {
             "rss_bytes": rss,
+            "rss_private_bytes": private,
             "rss_peak_bytes": self._peak_bytes,  # the kernel saw what this process held between two rows, too
             "memory_free_bytes": free,
             "cgroup_memory_bytes": used,

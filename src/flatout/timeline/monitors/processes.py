@@ -49,11 +49,11 @@ class ProcessTree:
             sum(max(0.0, seconds - before[pid]) for pid, seconds in known.items() if pid in before) / interval_seconds
         )
 
-    def memory_bytes(self) -> int | None:
+    def memory_bytes(self) -> tuple[int, int] | None:
         """Private pages of every process, and the largest shared part once: libraries and buffers are the same pages
         in all of them, so that a plain sum would count them many times over."""
         pages = [found for pid in self._pids if (found := parse_pages(read_text(f"/proc/{pid}/statm"))) is not None]
-        return sum(private for private, _ in pages) + max(shared for _, shared in pages) if pages else None
+        return (sum(private for private, _ in pages), max(shared for _, shared in pages)) if pages else None
 
 
 def _descendants(root: int) -> list[int]:
