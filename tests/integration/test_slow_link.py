@@ -135,3 +135,14 @@ def test_story_b_with_a_transformer_answers_its_questions(nodes: TwoNodes, work:
         assert re.search(wanted, told[question]), f"{question} {told[question]}"
     page = (run / "report.html").read_text()
     assert "Step time against network use" in page, "story B asks for a plot"
+
+
+@pytest.mark.slow
+def test_the_doctor_measures_what_lies_between_the_nodes(nodes: TwoNodes, work: Path, shapes: Path) -> None:
+    nodes.cap("100mbit")
+    config = write_recipe(work / "both.yaml", shapes, parallel={"mode": "ddp", "nodes": 2})
+    assert "torchrun --nnodes 2" in command("doctor", config, cwd=work).out, "alone it can only say how"
+    codes = [process.wait(120) for process in nodes.start("-m", "flatout", "doctor", config, cwd=work)]
+    assert codes == [0, 0], (work / "node0.txt").read_text()
+    assert "which is a 100 Mb/s port" in (work / "node0.txt").read_text()
+    assert "link" not in (work / "node1.txt").read_text(), "one of them speaks"

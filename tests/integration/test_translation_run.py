@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from flatout.app import probe as probing
+from flatout.app import tune as tuning
+from flatout.app.measuring import measure
 from flatout.runs import read_run
 from flatout.runs.mean_epoch import mean_epoch
 from training import command, make_sentences, start, summary, write_recipe
@@ -112,3 +115,39 @@ def test_lr_find_works_on_sentences(sentences: Path, work: Path) -> None:
     config = write_recipe(work / "tiny.yaml", sentences)
     result = json.loads(command("lr-find", config, "--steps", 12, "--json", cwd=work).out)
     assert len(result["points"]) >= 6
+
+
+def test_explain_predict_compare_and_doctor_know_batches_of_tokens(learned: Path, work: Path) -> None:
+    assert "verdict" in json.loads(command("explain", learned, "--json", cwd=work).out)
+    answer = command("predict", learned, "--if", "data.batch_tokens=2048", "--json", cwd=work)
+    same, double = json.loads(answer.out)
+    steps = len(read_run(learned).steps) / 10
+    assert same["epoch"]["value"] / same["step"]["value"] == pytest.approx(steps, rel=0.2)
+    assert double["step"]["value"] > 1.5 * same["step"]["value"]
+    refused = command("predict", learned, "--if", "data.batch_size=8", cwd=work)
+    assert "only when task is classification" in refused.error_line
+    doctor = command("doctor", learned.parents[2] / "tiny.yaml", cwd=work)
+    assert "2,000 training and 40 validation pairs from aa to bb" in doctor.out
+    assert "line 5 is empty" in doctor.out
+
+
+def test_tune_changes_the_tokens_of_a_batch(sentences: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "measure_apart", measure)
+    monkeypatch.setattr(tuning, "measure_apart", measure)
+    monkeypatch.chdir(work)
+    tuned = tuning.tune_recipe(write_recipe(work / "tiny.yaml", sentences), None, 0.1, out=work / "tuned.yaml")
+    assert set(tuned.axes) == {"data.batch_tokens", "data.workers", "train.precision"}
+    assert tuned.given.speed > 0
+    assert command("config", "show", "tuned.yaml", cwd=work).code == 0
+
+
+def test_a_suite_counts_its_batches_in_tokens(sentences: Path, work: Path) -> None:
+    write_recipe(work / "tiny.yaml", sentences, train__max_steps=4)
+    (work / "suite.yaml").write_text(
+        "name: words\nrecipe: tiny.yaml\nvariants:\n"
+        "  - {name: one, set: {}}\n  - {name: two, set: {data.batch_tokens: 200}}\n"
+    )
+    finished = command("suite", "suite.yaml", cwd=work)
+    assert finished.code == 0, finished.err
+    table = json.loads((work / "runs" / "words" / "table.json").read_text())
+    assert [row["values"]["batch"] for row in table["rows"]] == [["160 tokens"], ["200 tokens"]]

@@ -12,12 +12,14 @@ import psutil
 import torch
 
 from flatout.app.doctor_data import Line, check_data
+from flatout.app.doctor_link import check_link
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.budgets import memory_budget_bytes, usable_cores
 from flatout.data.decode import decoder_name
 from flatout.engine.devices import choose_device
+from flatout.engine.parallel.place import find_place
 from flatout.errors import FlatoutError
 from flatout.units import format_bytes, format_usd
 
@@ -39,9 +41,17 @@ class Checkup:
         return 1 if any(line.status == "problem" for line in self.lines) else 0
 
 
-def examine(source: Path | None, say: Callable[[Line], None] = lambda line: None) -> Checkup:
-    """Every check in turn; `say` is told each line as it comes. A check that fails is a line, never a traceback."""
+def _nothing(line: Line) -> None:
+    pass
+
+
+def examine(source: Path | None, say: Callable[[Line], None] = _nothing) -> Checkup:
+    """Every check in turn; `say` is told each line as it comes. A check that fails is a line, never a traceback.
+    Started on every node by torchrun, the ranks measure the link between them, and rank 0 speaks."""
     started = time.monotonic()
+    place = find_place(os.environ)
+    if place is not None and place.rank > 0:
+        say = _nothing
     lines = []
     for line in _all_lines(source):
         lines.append(line)
@@ -65,7 +75,7 @@ def _all_lines(source: Path | None) -> Iterator[Line]:
         yield _guarded(area, lambda check=check: check(config))  # type: ignore[misc]
     if source is not None:
         yield from check_data(config)
-        yield _link(config)
+        yield _guarded("link", lambda: check_link(config))
 
 
 def _guarded(area: str, check: Callable[[], Line]) -> Line:
@@ -159,10 +169,3 @@ def _price(config: Config) -> Line:
     if limit is None:
         return Line("price", "warning", f"{text}, without a limit", "set stop.max_usd or stop.max_seconds")
     return Line("price", "ok", text)
-
-
-def _link(config: Config) -> Line:
-    if config.parallel.mode == "single":
-        return Line("link", "ok", "one process: nothing is sent between nodes")
-    return Line("link", "warning", f"{config.parallel.mode}: not measured from one process",
-                "measure it between the nodes before a long run")  # fmt: skip

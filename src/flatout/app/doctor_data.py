@@ -11,6 +11,7 @@ import numpy as np
 from flatout.config.schema import Config, DataConfig
 from flatout.data.dataset import Dataset, Split, open_dataset
 from flatout.data.decode import Undecodable, decode_pixels
+from flatout.data.parallel_text import open_parallel_text
 from flatout.data.readers import read_source
 from flatout.data.views import resolve_view
 from flatout.errors import FlatoutError, StorageError
@@ -33,8 +34,11 @@ class Line:
 
 
 def check_data(config: Config) -> Iterator[Line]:
-    """Dataset and class maps, the speed of its store, a sample of its images."""
+    """Dataset and class maps, the speed of its store, a sample of its images; or the pairs of lines."""
     started = time.perf_counter()
+    if config.task == "translation":
+        yield _text(config)
+        return
     try:
         dataset = open_dataset(config.data)
         for name in (config.data.view, config.data.eval_view):
@@ -45,6 +49,22 @@ def check_data(config: Config) -> Iterator[Line]:
     yield _classes(dataset, config.data, time.perf_counter() - started)
     yield from _speeds(dataset.train)
     yield _images(dataset)
+
+
+def _text(config: Config) -> Line:
+    try:
+        text = open_parallel_text(config.data)
+    except FlatoutError as error:
+        return Line("data", "problem", str(error), "correct the files or data.path")
+    said = (
+        f"{len(text.train):,} training and {len(text.val):,} validation pairs from {' to '.join(text.languages)}, "
+        f"{format_bytes(text.train.total_bytes + text.val.total_bytes)}, {len(text.vocabulary):,} word pieces"
+    )
+    bad = [failure for split in (text.train, text.val) for failure in split.failures.values()]
+    if bad:
+        return Line("data", "warning", f"{said}; {len(bad)} pairs cannot be used, the first: {bad[0].reason}",
+                    "they are left out and listed in quarantine.csv")  # fmt: skip
+    return Line("data", "ok", said)
 
 
 def _classes(dataset: Dataset, config: DataConfig, seconds: float) -> Line:

@@ -45,7 +45,7 @@ def refuse_slow_link(link: dict[str, Any], config: Config) -> None:
     least, found = config.parallel.min_link, link["bits_per_second"]
     if least is not None and found < least:
         raise ConfigError(
-            f"the link between the ranks carries {_named(found)}, less than parallel.min_link = "
+            f"the link between the ranks carries {named_speed(found)}, less than parallel.min_link = "
             f"{format_bits_per_second(least)}; raise the port's speed, choose another parallel.interface, or lower it"
         )
 
@@ -92,7 +92,7 @@ def _lines(figures: LinkFigures, interface: str, prediction: Prediction | None, 
     found = 8 * figures.bytes_per_second
     yield (
         f"link: {figures.world_size} ranks on {len(figures.nodes)} node(s) over {interface} ({figures.backend}): "
-        f"{_named(found)}, {format_seconds(figures.latency_seconds)} for the smallest exchange"
+        f"{named_speed(found)}, {format_seconds(figures.latency_seconds)} for the smallest exchange"
     )
     for node in figures.nodes[1:]:
         yield f"link: {node.host} ({node.interface}) to the first node: {format_bits_per_second(node.bits_per_second)}"
@@ -112,7 +112,7 @@ def _lines(figures: LinkFigures, interface: str, prediction: Prediction | None, 
         )
 
 
-def _named(bits_per_second: float) -> str:
+def named_speed(bits_per_second: float) -> str:
     cap = round_cap(bits_per_second)
     measured = format_bits_per_second(bits_per_second)
     return measured if cap is None else f"{measured}, which is a {format_bits_per_second(cap)} port"

@@ -30,7 +30,7 @@ _START_SECONDS = 180.0  # import, listing and building on a slow machine
 class Measured:
     """Steps after the warm-up. `failed` says why there are none."""
 
-    batch_size: int = 0
+    batch_size: float = 0.0
     step_seconds: tuple[float, ...] = ()
     wait_seconds: tuple[float, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -77,10 +77,12 @@ class OneBatch:
 
 def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:
     """Train scratch weights for `seconds` and say how long the steps took; `synthetic` leaves loading out."""
-    endless = {
+    endless: dict[str, Any] = {
         "train.epochs": _FOREVER, "train.max_steps": None, "checkpoint.every_epochs": _FOREVER,
-        "checkpoint.every_steps": None, "validate.every_epochs": _FOREVER, "data.stage": "off",
+        "checkpoint.every_steps": None, "validate.every_epochs": _FOREVER,
     }  # fmt: skip
+    if load_config(recipe).config.task == "classification":
+        endless["data.stage"] = "off"
     setup = prepare_setup(load_config(recipe, endless).config)
     prepare_cpu(setup.config)
     if torch.cuda.is_available():
@@ -119,7 +121,7 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSec
     gone = StageSeconds(**{name: value - getattr(before, name) for name, value in vars(stages).items()})
     full = [record for record in records if record.samples == setup.config.data.batch_size] or records
     return Measured(
-        setup.config.data.batch_size, tuple(each.step_seconds for each in full),
+        statistics.fmean(each.samples for each in full), tuple(each.step_seconds for each in full),
         tuple(each.data_wait_seconds for each in full), parts, gone, sum(each.samples for each in records),
         len(setup.dataset.train), memory_peak_bytes=setup.device.memory_peak_bytes(),
     )  # fmt: skip

@@ -69,13 +69,15 @@ def calibration_of(run: Run, config: Config) -> Calibration:
         raise RunDirectoryError(
             f"{run.directory} has {signals.steps_done} steps; a prediction needs at least 3: train it a little longer"
         )
-    return with_residual(calibrate(signals, settings_of(config, signals.workers)), signals.step_seconds)
+    return with_residual(
+        calibrate(signals, settings_of(config, signals.workers, signals.batch_size)), signals.step_seconds
+    )
 
 
-def settings_of(config: Config, workers: int) -> Settings:
+def settings_of(config: Config, workers: int, batch_size: int) -> Settings:
     data, train = config.data, config.train
     return Settings(
-        data.batch_size, workers, train.epochs, train.max_steps, data.cache,
+        batch_size, workers, train.epochs, train.max_steps, data.cache,
         data.stage if "://" in data.path else "off", train.checkpointing, train.accumulate,
         config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
         data.prefetch if isinstance(data.prefetch, int) else None,

@@ -56,15 +56,19 @@ def probe_recipe(
 
 def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) -> dict[str, Measured]:
     recipe = config.model_dump(mode="json", by_alias=True)
-    half = max(1, config.data.batch_size // 2)
+    key, whole = config.batch_key, config.batch_setting
+    half = max(1, whole // 2)
     plain = {"data.cache": "off"}
     phases: dict[str, tuple[str, dict[str, Any], bool]] = {
-        "device": (f"device, batch {config.data.batch_size}", {"train.accumulate": 1}, True),
-        "half": (f"device, batch {half}", {"data.batch_size": half, "train.accumulate": 1}, True),
+        "device": (f"device, batch {whole}", {"train.accumulate": 1}, True),
+        "half": (f"device, batch {half}", {key: half, "train.accumulate": 1}, True),
         "alone": ("loading, in the training thread", {**plain, "data.workers": 0, **_IDLE}, False),
         "crowded": (f"loading, {usable_cores()} workers", {**plain, "data.workers": usable_cores(), **_IDLE}, False),
         "real": ("real steps", {}, False),
     }
+    if config.task == "translation":  # text takes so little that the training thread's own share tells enough
+        phases["alone"] = ("loading, in the training thread", {"data.workers": 0}, False)
+        del phases["crowded"]
     done = {}
     for name, (title, changes, synthetic) in phases.items():
         say(title)
@@ -91,7 +95,7 @@ def _usable(changes: dict[str, Any]) -> dict[str, Any]:
 
 def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
     device = choose_device(config.device)
-    full, half, alone, crowded = (phases[name] for name in ("device", "half", "alone", "crowded"))
+    full, half, alone = (phases[name] for name in ("device", "half", "alone"))
     points = tuple((each.batch_size, _computing(each)) for each in (full, half))
     forward = full.parts.get("forward", 0.0)
     share = forward / max(forward + full.parts.get("backward", 0.0), 1e-9)
@@ -101,7 +105,7 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
     fitted = fit_device_time(points, share)
     workers = phases["real"].workers
     return Calibration(
-        settings=settings_of(config, workers),
+        settings=settings_of(config, workers, round(full.batch_size)),
         device=fitted,
         device_kind=device.kind,
         cores=usable_cores(),
@@ -119,13 +123,14 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
         validation_seconds=0.0,
         checkpoint_seconds=0.0,
         step_error=0.05,
-        contention=_contention(alone, crowded),
+        contention=_contention(alone, phases.get("crowded")),
         usd_per_hour=hourly_rate_usd(config.cost, load_catalogue(config.cost.prices)),
         memory_bytes=full.memory_peak_bytes,
         memory_per_sample_bytes=slope,
         measured_workers=1,
         source="probe",
         device_points=points,
+        batch_tokens=config.data.batch_tokens if config.task == "translation" else None,
     )
 
 
@@ -135,8 +140,10 @@ def _computing(measured: Measured) -> float:
     return (measured.parts.get("forward", 0.0) + measured.parts.get("backward", 0.0)) / steps
 
 
-def _contention(alone: Measured, crowded: Measured) -> float:
+def _contention(alone: Measured, crowded: Measured | None) -> float:
     """How much slower each core works when all do."""
+    if crowded is None:
+        return 0.0
     perfect = alone.step / max(1, usable_cores())
     return min(1.0, max(0.0, crowded.step / perfect - 1)) if perfect > 0 else 0.0
 

@@ -15,7 +15,18 @@ from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.budgets import usable_cores
 from flatout.diagnosis.calibration import Calibration
-from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, scaled_lr, usable, worker_counts
+from flatout.diagnosis.tuning import (
+    Trial,
+    batch_sizes,
+    best,
+    grid,
+    promising,
+    rescues,
+    scaled_lr,
+    usable,
+    worker_counts,
+)
+from flatout.diagnosis.what_if import predict
 from flatout.engine.devices import choose_device
 from flatout.errors import ConfigError, RunFailed
 
@@ -84,27 +95,38 @@ def _recipe(config: Config) -> dict[str, Any]:
 
 def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_too: bool) -> dict[str, list[Any]]:
     kind = calibration.device_kind
-    batch = config.data.batch_size
+    batch, per_sample = config.batch_setting, config.batch_setting / calibration.settings.batch_size
+    most = int(calibration.samples_per_epoch * per_sample)
     axes: dict[str, list[Any]] = {
-        "data.batch_size": [batch] if keep_batch else batch_sizes(batch, calibration.samples_per_epoch),
+        config.batch_key: [batch] if keep_batch else batch_sizes(batch, most),
         "data.workers": worker_counts(usable_cores()),
     }
+    if predict(calibration, {"data.workers": usable_cores()}).limit != "compute":
+        axes["data.prefetch"] = [config.data.prefetch, 6 * usable_cores()]  # deeper, where loading comes in bursts
     if kind != "emulated":
-        axes["train.channels_last"] = [True, False]
+        if config.task == "classification":
+            axes["train.channels_last"] = [True, False]
         axes["train.precision"] = sorted({"fp32", "bf16", config.train.precision})  # a slow one is found out at once
         if compile_too:
             axes["train.compile"] = [False, True]
+    if kind == "cuda" or config.train.checkpointing:
+        axes["train.checkpointing"] = [False, True]
+    if kind == "cuda" or config.train.accumulate > 1:
+        axes["train.accumulate"] = sorted({1, config.train.accumulate, 2 * config.train.accumulate})
     return axes
 
 
 def _current(config: Config, calibration: Calibration, key: str) -> Any:
     """The recipe's own value of a key; what `auto` stands for where it says so."""
     return {
-        "data.batch_size": config.data.batch_size,
+        config.batch_key: config.batch_setting,
         "data.workers": calibration.settings.workers,
+        "data.prefetch": config.data.prefetch,
         "train.channels_last": config.train.channels_last,
         "train.precision": config.train.precision,
         "train.compile": config.train.compile,
+        "train.checkpointing": config.train.checkpointing,
+        "train.accumulate": config.train.accumulate,
     }[key]
 
 
@@ -119,17 +141,24 @@ def _search(
     budget = max(2, len(grid(axes)) // 4)
     current = {key: _current(config, calibration, key) for key in axes}
     trials = [_measured(config, current, seconds, say)]
-    others = [key for key in axes if key not in ("data.batch_size", "data.workers")]
+    modelled = (config.batch_key, "data.workers")
+    others = [key for key in axes if key not in modelled]
     reserved = sum(len(axes[key]) - 1 for key in others)
-    placed = [{**current, **each} for each in grid({key: axes[key] for key in ("data.batch_size", "data.workers")})]
+    placed = [{**current, **each} for each in grid({key: axes[key] for key in modelled})]
     for setting in promising(calibration, [each for each in placed if each != current], max(1, budget - 1 - reserved)):
         trials.append(_measured(config, setting, seconds, say))  # noqa: PERF401
+
+    def try_out(setting: Mapping[str, Any]) -> None:
+        if len(trials) < budget and not any(each.setting == setting for each in trials):
+            trials.append(_measured(config, setting, seconds, say))
+
+    for setting in rescues(trials, axes):
+        try_out(setting)
     for key in others:
         leader = best(trials)
         for value in axes[key] if leader is not None else ():
-            changed = {**(leader or trials[0]).setting, key: value}
-            if len(trials) < budget and not any(each.setting == changed for each in trials):
-                trials.append(_measured(config, changed, seconds, say))
+            if key != "data.prefetch" or (leader or trials[0]).setting["data.workers"]:  # nobody prepares ahead
+                try_out({**(leader or trials[0]).setting, key: value})
     return trials
 
 
@@ -162,8 +191,8 @@ def _rounds(config: Config, finalists: list[Trial], seconds: float, say: Callabl
 
 def _changes(config: Config, given: Trial, chosen: Trial) -> dict[str, Any]:
     changes = {key: value for key, value in chosen.setting.items() if value != given.setting[key]}
-    if "data.batch_size" in changes:
-        rate = scaled_lr(config.train.lr, config.train.optimizer, config.data.batch_size, changes["data.batch_size"])
+    if (key := config.batch_key) in changes:
+        rate = scaled_lr(config.train.lr, config.train.optimizer, config.batch_setting, changes[key])
         changes["train.lr"] = float(f"{rate:.3g}")
     return changes
 

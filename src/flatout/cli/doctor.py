@@ -23,7 +23,8 @@ def doctor(
     speed, clock, price; with a recipe also its dataset, class maps, a sample of
     images, and the store's latency and bandwidth at several concurrencies.
     Each line is ok, a warning or a problem with a remedy; the exit code is 1 if
-    there is a problem. Takes less than a minute.
+    there is a problem. Takes less than a minute. Started by torchrun on every
+    node, it measures the link between them.
 
     Examples:  flatout doctor   |   flatout doctor recipes/demo.yaml
     """

@@ -400,3 +400,12 @@ class Config(Section):
     monitor: MonitorConfig = MonitorConfig()
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Where to send records besides the run directory; needs the extra `trackers`."""
+
+    @property
+    def batch_key(self) -> str:
+        """What sets the size of a batch: samples, or tokens of text."""
+        return "data.batch_tokens" if self.task == "translation" else "data.batch_size"
+
+    @property
+    def batch_setting(self) -> int:
+        return self.data.batch_tokens if self.task == "translation" else self.data.batch_size

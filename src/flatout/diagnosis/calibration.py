@@ -96,6 +96,8 @@ class Calibration:
     measured_workers: int = 0
     source: str = "run"
     device_points: tuple[tuple[float, float], ...] = field(default=())
+    batch_tokens: int | None = None
+    """What a batch is cut by, where it is not samples; settings.batch_size is then the mean batch."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,6 +156,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         measured_workers=signals.workers,
         cold_extra_seconds=_cold_extra(signals),
         epoch_gap_seconds=_epoch_gap(signals),
+        batch_tokens=signals.batch_tokens,
     )  # fmt: skip
 
 
@@ -168,7 +171,7 @@ def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceT
     points = [(signals.batch, min(computing, warm_own))]
     short = [step for step in signals.warm_steps if step.samples < 0.8 * signals.batch_size]
     full = [step for step in signals.warm_steps if step.samples == signals.batch_size]
-    if len(short) >= _LEAST_SHORT_STEPS and full:
+    if len(short) >= _LEAST_SHORT_STEPS and full and signals.batch_tokens is None:
         around = statistics.median(step.own_seconds for step in full) - min(computing, warm_own)
         points = [
             (signals.batch_size, statistics.median(step.own_seconds for step in full) - around),

@@ -55,9 +55,17 @@ def read_signals(run: Run) -> Signals:
         system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
         memory_total_bytes=run.environment.get("memory_bytes"),
         ranks=_ranks(run),
-        **_from_config(config, run.environment, seen_workers),
+        **{**_from_config(config, run.environment, seen_workers), **_token_batches(config, steps)},
         **lanes,
     )
+
+
+def _token_batches(config: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
+    """Of a run whose batches are cut by tokens: the size of a batch is what it had on average."""
+    if config.get("task") != "translation" or not steps:
+        return {}
+    mean = sum(step.samples for step in steps) / len(steps)
+    return {"batch_tokens": _section(config, "data").get("batch_tokens"), "batch_size": max(1, round(mean))}
 
 
 def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any], seen_workers: int) -> dict[str, Any]:

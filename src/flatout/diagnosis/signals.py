@@ -137,6 +137,8 @@ class Signals:
     cores: int = 1
     threads: int = 1
     batch_size: int = 1
+    batch_tokens: int | None = None
+    """Where batches are cut by tokens; batch_size is then the mean number of samples in one."""
     epochs_planned: int = 1
     steps_planned: int | None = None
     steps: tuple[Step, ...] = ()
@@ -254,6 +256,12 @@ class Signals:
 
     def share(self, seconds: float) -> float:
         return seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    def batch_change(self, batch_size: int) -> dict[str, int]:
+        """The change of the recipe that gives batches of this size."""
+        if self.batch_tokens is None:
+            return {"data.batch_size": batch_size}
+        return {"data.batch_tokens": round(self.batch_tokens * batch_size / self.batch_size)}
 
     # -- derived: loading
 

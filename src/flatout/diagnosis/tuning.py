@@ -60,7 +60,9 @@ def worker_counts(cores: int) -> list[int]:
 
 def promising(calibration: Calibration, settings: Sequence[Setting], count: int) -> list[Setting]:
     """The settings that the model puts first; of those it cannot tell apart, the ones nearest to the given batch."""
-    known = ("data.batch_size", "data.workers")
+    batch_key = "data.batch_size" if calibration.batch_tokens is None else "data.batch_tokens"
+    given = calibration.batch_tokens or calibration.settings.batch_size
+    known = (batch_key, "data.workers")
     expected = [
         predict(calibration, {key: setting[key] for key in known if key in setting}).samples_per_second.value
         for setting in settings
@@ -68,10 +70,18 @@ def promising(calibration: Calibration, settings: Sequence[Setting], count: int)
     fastest = max(expected, default=1.0)
 
     def order(at: int) -> tuple[int, float]:
-        batch = settings[at].get("data.batch_size", calibration.settings.batch_size)
-        return -round(expected[at] / fastest / _AS_GOOD), abs(math.log2(batch / calibration.settings.batch_size))
+        return -round(expected[at] / fastest / _AS_GOOD), abs(math.log2(settings[at].get(batch_key, given) / given))
 
     return [settings[at] for at in sorted(range(len(settings)), key=order)[:count]]
+
+
+def rescues(trials: Sequence[Trial], axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """Of the settings that ran out of memory, the first again: with activations computed twice, and in more parts."""
+    failed = next((trial.setting for trial in trials if trial.failed and "out of memory" in trial.failed), None)
+    if failed is None:
+        return []
+    more = [("train.checkpointing", True), ("train.accumulate", 2 * int(failed.get("train.accumulate", 1)))]
+    return [{**failed, key: value} for key, value in more if value in axes.get(key, ())]
 
 
 def usable(trial: Trial) -> bool:
@@ -91,7 +101,7 @@ def best(trials: Sequence[Trial]) -> Trial | None:
         return (
             trial.wait_share > MOST_WAIT_SHARE,
             float(workers) if isinstance(workers, int) else 0.0,
-            float(trial.setting.get("data.batch_size", 0)),
+            float(trial.setting.get("data.batch_size") or trial.setting.get("data.batch_tokens") or 0),
             -trial.speed,
         )
 

@@ -21,6 +21,7 @@ _LOCAL_READ_SECONDS = 50e-6  # of one sample from local disk, mostly the page ca
 _MEMORY_READ_SECONDS = 30e-6  # of one decoded sample
 _16_BIT_FACTOR = 0.6  # of a GPU's compute; wide interval, measured by `tune`
 
+OTHER_BATCH = "data.batch_tokens"
 # key of a recipe -> field of Settings
 SETTINGS = {
     "data.batch_size": "batch_size", "data.workers": "workers", "train.epochs": "epochs",
@@ -94,8 +95,14 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
 
 def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settings, World, Any]:
     settings, world, device = calibration.settings, World(), calibration.device
+    tokens = calibration.batch_tokens
     for key, value in changes.items():
-        if key in SETTINGS:
+        if key == (OTHER_BATCH if tokens is None else "data.batch_size"):
+            other = "data.batch_size" if tokens is None else OTHER_BATCH
+            raise ConfigError(f"no prediction for {key}: the batches of this run are cut by {other}; change that")
+        if key == OTHER_BATCH and tokens is not None:
+            settings = replace(settings, batch_size=max(1, round(calibration.settings.batch_size * value / tokens)))
+        elif key in SETTINGS:
             chosen: Any = None if value == "auto" else value
             settings = replace(settings, **{SETTINGS[key]: chosen})
         elif key == "storage.latency":
@@ -109,7 +116,7 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
         elif key in ("emulated.base_seconds", "emulated.seconds_per_sample"):
             device = replace(device, **{key.partition(".")[2]: float(value)})
         elif not key.startswith("cost."):  # priced by the ledger, where the whole recipe is known
-            known = ", ".join(sorted({*SETTINGS, *WORLD}))
+            known = ", ".join(sorted({*SETTINGS, *WORLD, OTHER_BATCH}))
             raise ConfigError(f"no prediction for {key}: the model knows nothing of it; it knows {known}")
     return settings, world, device
 

@@ -157,7 +157,7 @@ _UNJUDGED = {
 
 def _figures(sides: Sequence[Side], kinds: set[str]) -> list[Figure]:
     unjudged = {group for kind in kinds for group in _UNJUDGED.get(kind, ())}
-    batches = {side.settings.get("data.batch_size") for side in sides}
+    batches = {(side.settings.get("data.batch_size"), side.settings.get("data.batch_tokens")) for side in sides}
     if len(batches) > 1:
         unjudged.add("step")  # a larger batch takes longer and does more
     names = dict.fromkeys(name for side in sides for name in side.run.summary.get("accuracy") or {})

@@ -93,6 +93,12 @@ def _setting(key: str) -> Callable[[Outcome], Any]:
     return lambda outcome: nested(outcome.config, key)
 
 
+def _batch(outcome: Outcome) -> Any:
+    if nested(outcome.config, "task") == "translation":
+        return f"{nested(outcome.config, 'data.batch_tokens')} tokens"
+    return nested(outcome.config, "data.batch_size")
+
+
 def _epoch(name: str) -> Callable[[Outcome], Any]:
     return lambda outcome: None if outcome.epoch is None else getattr(outcome.epoch, name)
 
@@ -114,7 +120,7 @@ def _plain(value: Any) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Outcome], Any], Callable[[Any], str]], ...] = (
-    ("batch", _setting("data.batch_size"), _plain),
+    ("batch", _batch, _plain),
     ("workers", _setting("data.workers"), _plain),
     ("checkpointing", _setting("train.checkpointing"), _plain),
     ("DP", _parallel("dp"), _plain),

@@ -2,7 +2,7 @@
 
 from test_what_if import JOB
 
-from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, scaled_lr, worker_counts
+from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, rescues, scaled_lr, worker_counts
 
 
 def test_the_model_puts_the_fast_settings_first() -> None:
@@ -41,3 +41,12 @@ def test_axes() -> None:
 def test_learning_rate_goes_with_the_batch() -> None:
     assert scaled_lr(0.1, "sgd", 64, 256) == 0.4
     assert scaled_lr(0.001, "adamw", 64, 256) == 0.002
+
+
+def test_what_ran_out_of_memory_is_tried_with_less_of_it() -> None:
+    axes = {"train.checkpointing": [False, True], "train.accumulate": [1, 2]}
+    given = {"data.batch_size": 512, "train.checkpointing": False, "train.accumulate": 1}
+    died = Trial(given, failed="out of memory: 16 GiB")
+    assert rescues([Trial(given, (10.0,))], axes) == []
+    assert rescues([died], axes) == [{**given, "train.checkpointing": True}, {**given, "train.accumulate": 2}]
+    assert rescues([died], {}) == [], "a device without these"

@@ -159,3 +159,12 @@ def test_a_loop_that_fetchers_disturb_is_quicker_without_them() -> None:
     for change in ({"data.stage": "auto"}, {"data.cache": "memory"}):
         assert 0.1 < predict(remote, change).step.value < 0.12
         assert predict(local, change).step.value == pytest.approx(0.14, rel=0.05), "nothing goes away"
+
+
+def test_batches_of_text_are_cut_by_tokens() -> None:
+    text = replace(JOB, batch_tokens=4096)
+    assert predict(text, {"data.batch_tokens": 8192}).step.value == pytest.approx(2 * LOAD)
+    with pytest.raises(ConfigError, match=r"cut by data\.batch_tokens"):
+        predict(text, {"data.batch_size": 128})
+    with pytest.raises(ConfigError, match=r"cut by data\.batch_size"):
+        predict(JOB, {"data.batch_tokens": 8192})

@@ -17,6 +17,6 @@ def find(signals: Signals) -> Finding | None:
         (f"peak {format_bytes(peak)} of {format_bytes(total)} at a batch of {signals.batch_size}",),
         Fix(
             "a larger batch, with the learning rate scaled; flatout tune measures what it buys",
-            {"data.batch_size": larger},
+            signals.batch_change(larger),
         ),
     )

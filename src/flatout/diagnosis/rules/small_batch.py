@@ -42,7 +42,7 @@ def find(signals: Signals) -> Finding | None:
         Fix(
             f"a batch of {larger} with the learning rate scaled (at most {larger // signals.batch_size} times), "
             "or compile",
-            {"data.batch_size": larger},
+            signals.batch_change(larger),
         ),
         fixed * (signals.steps_done * 7 / 8),
     )
