@@ -54,6 +54,11 @@ def job(arguments):
         next(source)
     print("ready", flush=True)
     sys.stdin.readline()
+    before = None
+    if pool is not None:
+        from flatout.app.serve import look
+
+        before = look()
     samples, steps, waited, began = 0, 0, 0.0, time.perf_counter()
     while time.perf_counter() - began < arguments.seconds:
         asked = time.perf_counter()
@@ -70,9 +75,7 @@ def job(arguments):
         "data_wait_seconds": waited / steps,
     }
     if pool is not None:
-        from flatout.app.serve import look
-
-        figures["use"], figures["service"] = pool.summary(), look()
+        figures["use"], figures["before"], figures["service"] = pool.summary(), before, look()
     print(json.dumps(figures), flush=True)
     loader.close()
 
@@ -106,20 +109,21 @@ def turn(mode, steps, path, options):
 
 
 def predict(steps, measured, batch):
-    """The simulator's word on a turn, from the seconds that its producers took for a batch."""
+    """The simulator's word on a turn, from the seconds that its producers took for a batch in it."""
     from flatout.service.policy import Policy
     from flatout.service.simulation import SimulatedJob, Simulation, World
 
-    seen = measured[0]["service"]
+    seen, before = measured[0]["service"], measured[0]["before"]
     (stream,) = seen["streams"].values()
-    hands = sum(each["slots"] for each in seen["producers"].values()) - 1
+    hands = sum(each["slots"] - 1 for each in seen["producers"].values() if each["slots"])
     count = 400
+    counts = {name: value - before["counts"][name] for name, value in seen["counts"].items()}
+    make_seconds = counts["made_seconds"] / max(1, counts["made"])
     world = World(
         tuple(SimulatedJob(step, count) for step in steps), stream["batches_per_epoch"], stream["batch_bytes"], hands,
-        stream["make_seconds"],
+        make_seconds,
     )  # fmt: skip
     outcome = Simulation(world, Policy(seen["capacity_bytes"])).run()
-    counts = seen["counts"]
     return {
         "samples_per_second": sum(batch * count / seconds for seconds in outcome.job_seconds), "hit_rate": outcome.hit_rate,
         "measured_samples_per_second": sum(each["samples_per_second"] for each in measured),

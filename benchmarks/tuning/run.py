@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "verdicts")]
 
 from run_scenarios import BASE, make_datasets  # noqa: E402
 
-SECONDS, ROUNDS = 2.5, 3
+SECONDS, ROUNDS, FINALISTS = 2.5, 3, 3
 CASES = {
     "emulated T4-like, large JPEGs": ("big", {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0004, "data.batch_size": 32}),
     "emulated, small images": ("small", {"emulated.base_seconds": 0.02, "emulated.seconds_per_sample": 0.0001, "data.batch_size": 32}),
@@ -55,8 +55,14 @@ def play(name, data, settings, folder, exhaustive):
     }  # fmt: skip
     if exhaustive:
         everything = {json.dumps(each): speed(recipe, each) for each in grid(tuned.axes)}
-        row["best"], row["best_setting"] = max((value, key) for key, value in everything.items())
-        row["tuned_in_grid"] = everything[json.dumps(dict(tuned.chosen.setting))]
+        # the highest of many single measurements owes much to luck: the best few again, in turns with the chosen one
+        first = sorted(everything, key=lambda each: -everything[each])[:FINALISTS]
+        again = {each: [] for each in {*first, json.dumps(dict(tuned.chosen.setting))}}
+        for _ in range(ROUNDS):
+            for each, values in again.items():
+                values.append(speed(recipe, json.loads(each)))
+        row["best"], row["best_setting"] = max((statistics.median(values), key) for key, values in again.items())
+        row["tuned_in_grid"] = statistics.median(again[json.dumps(dict(tuned.chosen.setting))])
     print(json.dumps(row), flush=True)
     return row
 
