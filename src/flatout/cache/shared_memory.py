@@ -18,6 +18,8 @@ from flatout.cache.bundle import read_bundle
 from flatout.errors import BadBundle, NoSpace
 from flatout.units import format_bytes
 
+_LOOK_EVERY = 16  # new mappings: looking for files that are gone takes longer the more there are
+
 
 class MappedStore:
     """Buffers in a folder, by number. The owner makes and removes them; anybody maps them, once, and keeps the mapping:
@@ -47,10 +49,17 @@ class MappedStore:
         with self._lock:
             mapped = self._mapped.get((number, writable))
             if mapped is None:
-                for gone in [each for each in self._mapped if not (self._folder / str(each[0])).exists()]:
-                    del self._mapped[gone]  # its memory goes when the last array on it does
+                if len(self._mapped) % _LOOK_EVERY == 0:
+                    self._drop_removed()
                 mapped = self._mapped[number, writable] = _map(self._folder / str(number), writable)
         return memoryview(mapped)
+
+    def _drop_removed(self) -> None:
+        """The memory of a removed file goes when the last array on it does."""
+        with suppress(FileNotFoundError):
+            there = set(os.listdir(self._folder))
+            for gone in [each for each in self._mapped if str(each[0]) not in there]:
+                del self._mapped[gone]
 
 
 def _map(path: Path, writable: bool) -> mmap.mmap:

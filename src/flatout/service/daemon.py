@@ -91,7 +91,7 @@ class Service:
         _write_private(place.token, token)
         self.coordinator = Coordinator(policy, _open_store(beyond.redis), trace)
         self.reception = Reception(self.coordinator, token)
-        self.producers = LocalProducers(self.coordinator, 0 if beyond.callers else 1, threads or usable_cores() + 1)
+        self.producers = LocalProducers(self.coordinator, 0 if beyond.callers else threads or usable_cores() + 1)
         self._pools: list[CallPool] = []
         self._callers = beyond.callers
         self._server = UnixServer(self.reception, place.socket)

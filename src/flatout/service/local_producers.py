@@ -1,5 +1,6 @@
 """Producer processes on this machine, replaced when they die."""
 
+import math
 import os
 import socket
 import subprocess
@@ -7,20 +8,24 @@ import sys
 import threading
 import time
 
+from flatout.data.budgets import usable_cores
 from flatout.errors import ServiceUnavailable
 from flatout.service.coordinator import Coordinator
 from flatout.service.messages import Done, Failed, Joined
 from flatout.service.wire import Wire
 
+_MOST_PROCESSES = 4
+"""Threads of one process take turns at what Python does for a batch, but each process lists the dataset for itself."""
 _QUICK_DEATH_SECONDS, _MOST_QUICK_DEATHS = 5.0, 5  # then there is no use in starting it again
 
 
 class LocalProducers:
     """One thread watches each process: it hears its answers, and starts another when it is gone."""
 
-    def __init__(self, coordinator: Coordinator, processes: int, threads: int) -> None:
+    def __init__(self, coordinator: Coordinator, hands: int) -> None:
+        processes = min(hands, usable_cores(), _MOST_PROCESSES)
         self._coordinator = coordinator
-        self._threads = threads
+        self._threads = math.ceil(hands / max(1, processes))
         self._closing = threading.Event()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._watchers = [
