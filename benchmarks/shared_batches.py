@@ -108,7 +108,7 @@ def turn(mode, steps, path, options):
         return figures
 
 
-def predict(steps, measured, batch):
+def predict(steps, measured, batch, seconds):
     """The simulator's word on a turn, from the seconds that its producers took for a batch in it."""
     from flatout.service.policy import Policy
     from flatout.service.simulation import SimulatedJob, Simulation, World
@@ -120,12 +120,12 @@ def predict(steps, measured, batch):
     counts = {name: value - before["counts"][name] for name, value in seen["counts"].items()}
     make_seconds = counts["made_seconds"] / max(1, counts["made"])
     world = World(
-        tuple(SimulatedJob(step, count) for step in steps), stream["batches_per_epoch"], stream["batch_bytes"], hands,
+        tuple(SimulatedJob(step, round(seconds / step) if step else count) for step in steps), stream["batches_per_epoch"], stream["batch_bytes"], hands,
         make_seconds,
     )  # fmt: skip
     outcome = Simulation(world, Policy(seen["capacity_bytes"])).run()
     return {
-        "samples_per_second": sum(batch * count / seconds for seconds in outcome.job_seconds), "hit_rate": outcome.hit_rate,
+        "samples_per_second": sum(batch * job.batches / took for job, took in zip(world.jobs, outcome.job_seconds, strict=True)), "hit_rate": outcome.hit_rate,
         "measured_samples_per_second": sum(each["samples_per_second"] for each in measured),
         "measured_hit_rate": 1 - counts["made"] / (counts["hits"] + counts["waited"]),
     }  # fmt: skip
@@ -174,7 +174,7 @@ def main():
                 turns.setdefault((mode, *steps), []).append(figures)
                 if mode == "shared":
                     results.setdefault("predictions", []).append(
-                        {"data": name, "steps": steps, **predict(steps, figures, options.batch)}
+                        {"data": name, "steps": steps, **predict(steps, figures, options.batch, options.seconds)}
                     )
                     print(" predicted", results["predictions"][-1], flush=True)
                 print(name, mode, steps, [round(each["samples_per_second"]) for each in figures], flush=True)

@@ -42,10 +42,10 @@ from flatout.service.messages import (
     Registered,
     Spoilt,
 )
+from flatout.service.policy import HANDFUL
 from flatout.service.producer import make_batch
 from flatout.service.specs import ImagePreparer, assemble, batch_key
 
-_AT_ONCE = 4  # batches taken with one ask, where they are ready
 _ANSWER_SECONDS = 5.0  # beyond what the service may hold an answer back
 _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buffer
 _NEWEST_WEIGHT = 0.2
@@ -291,7 +291,7 @@ class SharedPool:
         released = [self._released.popleft() for _ in range(min(len(self._released), 1000))]
         self.use.asks += 1
         answer = self._line.ask(
-            Next(position=position, count=_AT_ONCE, wait_seconds=wait_seconds, released=released,
+            Next(position=position, count=HANDFUL, wait_seconds=wait_seconds, released=released,
                  step_seconds=self._step_seconds),
             wait_seconds + _ANSWER_SECONDS,
         )  # fmt: skip

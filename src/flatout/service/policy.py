@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+HANDFUL = 4
+"""Batches that a job takes with one ask, where they are ready."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -29,13 +32,14 @@ class Policy:
 
 
 def lookahead(window: int, step_seconds: float | None, make_seconds: float | None, start_seconds: float) -> int:
-    """Batches to prepare ahead of a job: what it consumes while one is made (cold start included), and one more.
+    """Batches to prepare ahead of a job: what it consumes while one is made (cold start included), and a handful more,
+    since it takes several at once.
 
     A job that is limited by its data never shows its own speed; it and one not measured yet get the whole window.
     """
     if step_seconds is None or make_seconds is None or step_seconds <= 0:
         return window
-    return max(2, min(window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + 1))
+    return min(window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + HANDFUL + 1)
 
 
 def reuse_score(etas_seconds: Iterable[float]) -> float:

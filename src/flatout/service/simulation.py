@@ -16,13 +16,12 @@ from typing import Any
 from flatout.errors import ConfigError
 from flatout.service.decisions import Asked, AskFor, next_action
 from flatout.service.messages import Batches, Done, Joined, Leave, Next, Produce, Register, Tick, decode_body
-from flatout.service.policy import Policy
+from flatout.service.policy import HANDFUL, Policy
 from flatout.service.shelf import Instruction, Tell
 from flatout.service.state import State
 
 _STREAM = "0" * 64
 _TICK_SECONDS = 0.25
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Simulation:
             return
         job.asked += 1
         released, job.held = job.held, []
-        self._say(name, Next(position=job.position, count=_AT_ONCE, wait_seconds=action.wait_seconds,
+        self._say(name, Next(position=job.position, count=HANDFUL, wait_seconds=action.wait_seconds,
                              released=released, step_seconds=job.spec.step_seconds))  # fmt: skip
 
     def _answer(self, name: str, answer: Batches) -> None:
