@@ -11,19 +11,23 @@ _WORTHWHILE = 1.03
 
 @dataclass(slots=True)
 class InFlightLimit:
-    """Decides only; the caller passes the clock and holds the lock. Additive increase, multiplicative decrease."""
+    """Decides only; the caller passes the clock and holds the lock. It doubles until that first does not pay, then
+    increases by steps; it halves when the store pushes back."""
 
     maximum: int
     limit: int = 16
     minimum: int = 2
     step: int = 8
-    hold_windows: int = 8
-    """Windows to wait after an increase that did not pay, before trying again."""
+    hold_windows: int = 16
+    """Most windows to wait after increases that did not pay, before trying again: 2 after the first (one window is
+    noisy), twice as many after each further one."""
     _rate: float = 0.0
     """Work per second at the limit before the last increase; 0 is unknown."""
     _lower_limit: int = 0
     """What to return to if the last increase does not pay; 0 if it has been judged."""
     _held: int = 0
+    _hold: int = 1
+    _doubles: bool = True
     _cut_at: float = float("-inf")
     _busy_since: float = 0.0
     _window_seconds: float = 0.0
@@ -60,7 +64,7 @@ class InFlightLimit:
         if started < self._cut_at:
             return
         self.limit = max(self.minimum, self.limit // 2)
-        self._cut_at, self._rate, self._lower_limit, self._held = now, 0.0, 0, 0
+        self._cut_at, self._rate, self._lower_limit, self._held, self._doubles = now, 0.0, 0, 0, False
         self._restart_window(now)
 
     def _restart_window(self, now: float) -> None:
@@ -68,19 +72,21 @@ class InFlightLimit:
         self._window_count, self._window_full, self._window_work = 0, 0, 0.0
 
     def _judge(self, rate: float) -> None:
-        """`rate` is what the present limit gave. An increase that did not pay is undone, and tried again much later."""
+        """`rate` is what the present limit gave. An increase that did not pay is undone, and tried again later."""
         if 4 * self._window_full < self._window_count:
             return  # demand is below the limit; a higher limit would be an untested one
         if self._lower_limit and rate <= _WORTHWHILE * self._rate:
-            self.limit, self._lower_limit, self._held = self._lower_limit, 0, 0
+            self.limit, self._lower_limit, self._held, self._doubles = self._lower_limit, 0, 0, False
+            self._hold = min(2 * self._hold, self.hold_windows)
             return
         first_or_paid = self._rate == 0.0 or self._lower_limit > 0
+        self._hold = 1 if self._lower_limit else self._hold
         self._rate = rate if first_or_paid else (self._rate + rate) / 2  # conditions drift, one window is noisy
         self._held += 1
         self._lower_limit = 0
-        if self.limit < self.maximum and (first_or_paid or self._held >= self.hold_windows):
+        if self.limit < self.maximum and (first_or_paid or self._held >= self._hold):
             self._lower_limit, self._held = self.limit, 0
-            self.limit = min(self.limit + self.step, self.maximum)
+            self.limit = min(self.limit + (self.limit if self._doubles else self.step), self.maximum)
 
 
 class InFlightGate:

@@ -28,7 +28,7 @@ def simulate(
 
 def test_grows_to_the_maximum_while_latency_is_the_limit() -> None:
     limit = InFlightLimit(maximum=64)
-    simulate(limit, 2000, latency=0.03)
+    simulate(limit, 300, latency=0.03)
     assert limit.limit == 64
 
 
