@@ -29,7 +29,7 @@ PLAIN_KEYS = {
 }  # fmt: skip
 STEP_COLUMNS = [
     "attempt", "step", "epoch", "batch_index", "samples", "samples_digest", "loss", "learning_rate", "step_seconds",
-    "data_wait_seconds", "time_unix",
+    "data_wait_seconds", "time_unix", "cpu_seconds",
 ]  # fmt: skip
 
 

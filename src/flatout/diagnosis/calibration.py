@@ -12,8 +12,6 @@ from flatout.diagnosis.signals import Signals, Step
 _CONTENTION = 0.15
 """Each further core that decodes slows the others by up to this share (caches, hyper-threads), unless measured."""
 _LEAST_SHORT_STEPS = 2
-_QUIET_SPREAD = 1.07
-"""Mean over tenth percentile of the loop's own seconds, in runs that nothing disturbed."""
 _ERROR_PER_OTHER_CORE = 0.15
 """What other processes took of the machine while it was measured, they may give back or take twice of."""
 
@@ -145,7 +143,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * signals.other_cores,
         request_seconds=signals.store.request_seconds_p50 if signals.store else None,
         store_latency_seconds=signals.store.request_seconds_p05 if signals.store else None,
-        quiet_extra_seconds=_quiet_extra(signals, warm_own, extra) if signals.fetchers else None,
+        quiet_extra_seconds=_quiet_extra(signals, extra) if signals.fetchers else None,
         gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
         buckets=signals.ranks.buckets if signals.ranks else (),
         link_latency_seconds=signals.ranks.latency_seconds if signals.ranks else 0.0,
@@ -184,11 +182,11 @@ def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceT
     return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.accumulate)
 
 
-def _quiet_extra(signals: Signals, warm_own: float, extra: float) -> float:
-    """The steps that were disturbed least show what the loop takes by itself; they spread in a quiet run, too."""
-    own = sorted(step.own_seconds for step in signals.warm_steps)
-    quiet = own[len(own) // 10] * _QUIET_SPREAD if own else warm_own
-    return max(0.0, extra - max(0.0, warm_own - quiet))
+def _quiet_extra(signals: Signals, extra: float) -> float | None:
+    """Beside an accelerator, all that the loop does by itself is its thread's CPU time: the rest it was kept waiting,
+    for a core or for the interpreter."""
+    known = [step.cpu_seconds for step in signals.warm_steps if step.cpu_seconds is not None]
+    return min(extra, statistics.fmean(known)) if known and signals.device_kind != "cpu" else None
 
 
 def _fetchers(signals: Signals) -> float:

@@ -138,7 +138,7 @@ def _step(row: Mapping[str, str]) -> Step:
     return Step(
         _whole(row.get("epoch")), _whole(row.get("batch_index")), _whole(row.get("samples")),
         _number(row.get("step_seconds")) or 0.0, _number(row.get("data_wait_seconds")) or 0.0,
-        _number(row.get("loss")), _number(row.get("time_unix")),
+        _number(row.get("loss")), _number(row.get("time_unix")), _number(row.get("cpu_seconds")),
     )  # fmt: skip
 
 

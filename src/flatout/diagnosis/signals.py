@@ -20,6 +20,8 @@ class Step:
     wait_seconds: float
     loss: float | None = None
     end_unix: float | None = None
+    cpu_seconds: float | None = None
+    """Of the training thread, after the data came."""
 
     @property
     def own_seconds(self) -> float:

@@ -49,6 +49,7 @@ class StepRecord:
     step_seconds: float
     data_wait_seconds: float
     time_unix: float
+    cpu_seconds: float  # of this thread, after the data came: the rest of the step it waited
     slowest_rank: int | None = None  # the last to have its gradients
     late_seconds: float | None = None  # by how much, behind the median rank
     bytes_sent: int | None = None  # over the ranks' interface, by this machine
@@ -150,6 +151,7 @@ def _save(job: Job) -> None:
 def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -> StepRecord | None:
     """One optimizer step on one batch; None where every sample of it is in quarantine."""
     learner, task, progress, span, ranks = job.learner, job.task, job.progress, job.recorder.span, job.ranks
+    cpu_before = time.thread_time()
     job.current, job.recorder.step = batch, progress.step + 1
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
@@ -183,7 +185,7 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
         seen = () if losses is None else astuple(losses)[1:]
         return StepRecord(
             progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
-            time.perf_counter() - started, data_wait_seconds, time.time(), *seen,
+            time.perf_counter() - started, data_wait_seconds, time.time(), time.thread_time() - cpu_before, *seen,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from flatout.errors import RunDirectoryError
 
 STEP_COLUMNS = (
     "attempt", "step", "epoch", "batch_index", "samples", "samples_digest", "loss", "learning_rate", "step_seconds",
-    "data_wait_seconds", "time_unix",
+    "data_wait_seconds", "time_unix", "cpu_seconds",
 )  # fmt: skip
 EPOCH_COLUMNS = ("attempt", "epoch", "step", "samples", "train_loss", "learning_rate", "time_unix")
 QUARANTINE_COLUMNS = ("split", "sample_id", "name", "reason")

@@ -13,7 +13,7 @@ from flatout.config.loading import load_config
 from flatout.engine.loop import EpochRecord, StepRecord
 
 SUMMARY = {"status": "completed", "cause": None, "accuracy": {"top1": 0.5, "top5": None}, "attempts": 1}
-STEP = StepRecord(7, 0, 6, 32, "digest", 1.25, 0.1, 0.5, 0.05, 1.0)
+STEP = StepRecord(7, 0, 6, 32, "digest", 1.25, 0.1, 0.5, 0.05, 1.0, 0.2)
 EPOCH = EpochRecord(0, 7, 224, 1.5, {"val_loss": 2.0, "top1": 0.5}, 0.1, 1.0)
 
 
