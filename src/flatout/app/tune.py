@@ -101,7 +101,7 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
         config.batch_key: [batch] if keep_batch else batch_sizes(batch, most),
         "data.workers": worker_counts(usable_cores()),
     }
-    if predict(calibration, {"data.workers": usable_cores()}).limit != "compute":
+    if kind != "cpu" and predict(calibration, {"data.workers": usable_cores()}).limit != "compute":
         axes["data.prefetch"] = [config.data.prefetch, 6 * usable_cores()]  # deeper, where loading comes in bursts
     if kind != "emulated":
         if config.task == "classification":

@@ -42,8 +42,9 @@ class Trial:
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination: what an exhaustive search would measure."""
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    """Every combination that a recipe may have: what an exhaustive search would measure."""
+    every = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return [each for each in every if each.get("data.workers") != 0 or each.get("data.prefetch", "auto") == "auto"]
 
 
 def batch_sizes(batch: int, samples: int, largest: int | None = None) -> list[int]:
