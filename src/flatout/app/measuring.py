@@ -120,8 +120,11 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSec
     parts = {name: total - started_parts.get(name, 0.0) for name, total in recorder.totals().items()}
     gone = StageSeconds(**{name: value - getattr(before, name) for name, value in vars(stages).items()})
     full = [record for record in records if record.samples == setup.config.data.batch_size] or records
+    batch = statistics.fmean(each.samples for each in full)
+    if setup.config.task == "translation":  # batches alike in tokens, not in samples: those of a few steps say little
+        full, batch = records, source.samples / source.batches_per_epoch
     return Measured(
-        statistics.fmean(each.samples for each in full), tuple(each.step_seconds for each in full),
+        batch, tuple(each.step_seconds for each in full),
         tuple(each.data_wait_seconds for each in full), parts, gone, sum(each.samples for each in records),
         len(setup.dataset.train), memory_peak_bytes=setup.device.memory_peak_bytes(),
     )  # fmt: skip
