@@ -2,13 +2,14 @@
 
 from flatout.diagnosis.finding import Finding, Fix, percent, saving
 from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.rules.throttling import throttled_share
 from flatout.diagnosis.signals import WARM_UP_STEPS, Signals
 from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
     ratio = signals.cold_ratio
-    if ratio is None or ratio <= 1.3:
+    if ratio is None or ratio <= 1.3 or throttled_share(signals) > 0.01:  # a store that throttles is told so
         return None
     first = [step for step in signals.steps[WARM_UP_STEPS:] if step.epoch == signals.steps[0].epoch]
     extra = sum(max(0.0, step.wait_seconds - signals.wait_seconds) for step in first)
