@@ -80,8 +80,8 @@ def name_and_predict(nodes: TwoNodes, work: Path, shapes: Path) -> None:
         name: parts[name] for name in ("data_wait", "copy", "forward", "backward", "communication", "optimizer")
     }
     assert max(training, key=lambda name: training[name]) == "communication"
-    report = command("report", slow, cwd=work)
-    assert "which is a 100 Mb/s port" in " ".join(report.out.split()), report.out
+    report = command("report", slow, "--markdown", cwd=work)
+    assert "which is a 100 Mb/s port" in report.out, report.out
     sent = [int(row["bytes_sent"]) for row in read_table(slow / "steps.csv")[1:]]
     assert statistics.median(sent) == pytest.approx(link["predicted"]["gradient_bytes"], rel=0.1)
 
