@@ -23,6 +23,7 @@ from flatout.diagnosis.tuning import (
     promising,
     rescues,
     scaled_lr,
+    undecided,
     usable,
     worker_counts,
 )
@@ -30,7 +31,7 @@ from flatout.diagnosis.what_if import predict
 from flatout.engine.devices import choose_device
 from flatout.errors import ConfigError, RunFailed
 
-_FINALISTS, _ROUNDS = 3, 3
+_FINALISTS, _ROUNDS, _MOST_ROUNDS = 4, 3, 8
 
 
 @dataclass(frozen=True)
@@ -180,12 +181,20 @@ def _measured(config: Config, setting: Mapping[str, Any], seconds: float, say: C
 
 
 def _rounds(config: Config, finalists: list[Trial], seconds: float, say: Callable[[str], None]) -> list[Trial]:
-    """The best again, in turns, so that a noisy neighbour meets all of them."""
+    """The best again, in turns, so that a noisy neighbour meets all; longer where they are hard to tell apart."""
+
+    def play(trials: Sequence[Trial], seconds: float) -> None:
+        for at in [finalists.index(trial) for trial in trials]:
+            again = _measured(config, finalists[at].setting, seconds, say)
+            speeds = (*finalists[at].samples_per_second, *again.samples_per_second)
+            finalists[at] = replace(
+                finalists[at], samples_per_second=speeds, wait_share=again.wait_share, failed=again.failed
+            )
+
     for _ in range(_ROUNDS - 1):
-        for at, trial in enumerate(finalists):
-            again = _measured(config, trial.setting, seconds, say)
-            speeds = (*trial.samples_per_second, *again.samples_per_second)
-            finalists[at] = replace(trial, samples_per_second=speeds, wait_share=again.wait_share, failed=again.failed)
+        play(tuple(finalists), seconds)
+    for _ in range(_MOST_ROUNDS - _ROUNDS):
+        play(undecided(finalists), 2 * seconds)
     return finalists
 
 

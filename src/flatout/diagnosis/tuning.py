@@ -109,6 +109,24 @@ def best(trials: Sequence[Trial]) -> Trial | None:
     return min(close, key=thrift)
 
 
+def undecided(trials: Sequence[Trial]) -> list[Trial]:
+    """The leader and those that may yet be as fast, by the rounds they played side by side; empty when it is clear."""
+    fitting = [trial for trial in trials if usable(trial) and trial.speed > 0]
+    leader = max(fitting, key=lambda trial: trial.speed, default=None)
+    if leader is None:
+        return []
+    close = [trial for trial in fitting if trial is not leader and _may_win(trial, leader)]
+    return [leader, *close] if close else []
+
+
+def _may_win(trial: Trial, leader: Trial) -> bool:
+    ratios = [mine / its for mine, its in zip(trial.samples_per_second, leader.samples_per_second, strict=False)]
+    if len(ratios) < 2:
+        return True
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return error > _AS_GOOD and statistics.median(ratios) + 2 * error > 1.0
+
+
 def scaled_lr(lr: float, optimizer: str, before: int, after: int) -> float:
     """The learning rate that goes with another batch: in proportion for sgd, with the root of it for the others."""
     factor = after / before

@@ -25,7 +25,16 @@ from flatout.data.loader import Loader
 from flatout.data.pools import Buffers, Key
 from flatout.data.prepare import Recipe, prepare
 from flatout.errors import BadBundle, DataError, FlatoutError, ServiceUnavailable
-from flatout.service.decisions import MOST_MISSES, Asked, AskFor, Take, apart_seconds, next_action
+from flatout.service.decisions import (
+    FIRST_WAIT_SECONDS,
+    MOST_MISSES,
+    Action,
+    Asked,
+    AskFor,
+    Take,
+    apart_seconds,
+    next_action,
+)
 from flatout.service.messages import (
     AnyMessage,
     Batches,
@@ -55,6 +64,10 @@ class Line(Protocol):
     """A conversation with the service, whatever it goes over."""
 
     def send(self, message: Message) -> None: ...
+
+    def begin(self, message: Message, deadline_seconds: float) -> Callable[[], AnyMessage]:
+        """Ask now; what is returned waits for the answer, which is to be heard before anything else is asked."""
+        ...
 
     def ask(self, message: Message, deadline_seconds: float) -> AnyMessage: ...
 
@@ -89,6 +102,14 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Coming:
+    """A question that is on its way."""
+
+    position: int
+    answer: Callable[[], AnyMessage]
+
+
+@dataclass(frozen=True)
 class Terms:
     """What a job registers with."""
 
@@ -110,6 +131,7 @@ class SharedPool:
         self._line: Line | None = None
         self._store: BatchStore | None = None
         self._ready: deque[Item] = deque()
+        self._coming: Coming | None = None
         self._released: deque[int] = deque()
         self._pending: deque[Key] = deque()
         self._local: Loader | None = None
@@ -155,8 +177,7 @@ class SharedPool:
 
     def forget(self) -> None:
         self._pending.clear()
-        self._released.extend(item.buffer for item in self._ready)
-        self._ready.clear()
+        self._release_ready()
         if self._local is not None:
             self._local.pool.forget()
 
@@ -230,6 +251,7 @@ class SharedPool:
         for name, value in self._shares().items():
             setattr(self.use, name, value)
         self._bill = Batches()
+        self._coming = None
         self._ready.clear()
 
     def _go_local(self) -> None:
@@ -244,7 +266,7 @@ class SharedPool:
     def _after_fork(self) -> None:
         """The connection belongs to the parent: this process opens one of its own."""
         self._pid = os.getpid()
-        self._line = self._local = None
+        self._line = self._local = self._coming = None
         self._local_active = False
         self._connected_at = self._rejoin_at = 0.0
         self._ready.clear()
@@ -272,30 +294,47 @@ class SharedPool:
         """The batch at this position among those that are here, or asked for; None when it must be made here."""
         while self._ready and self._ready[0].position < position:
             self._released.append(self._ready.popleft().buffer)
-        if self._ready and self._ready[0].position == position:
-            return self._ready.popleft()
         began, times = time.monotonic(), 0
-        action = next_action(Asked(0, 0.0), None)
+        action: Action = Take()
+        if not self._ready or self._ready[0].position != position:
+            action = next_action(Asked(0, 0.0), None)
         while isinstance(action, AskFor):
             answer = self._ask(position, action.wait_seconds)
             times += 1
             self.use.most_asks_per_batch = max(self.use.most_asks_per_batch, times)
             action = next_action(Asked(times, time.monotonic() - began), answer)
-        if isinstance(action, Take):
-            return self._ready.popleft()
-        self.use.last_trouble = f"batch at {position}: {action.reason}"
-        return None
+        if not isinstance(action, Take):
+            self.use.last_trouble = f"batch at {position}: {action.reason}"
+            return None
+        item = self._ready.popleft()
+        last = self._terms.register.last
+        if not self._ready and self._coming is None and (last is None or position + 1 < last):
+            self._begin(position + 1, FIRST_WAIT_SECONDS)  # the answer comes while the job works on this batch
+        return item
 
     def _ask(self, position: int, wait_seconds: float) -> Batches:
+        if self._coming is not None and self._coming.position != position:
+            self._hear()
+            self._release_ready()
+        if self._coming is None:
+            self._begin(position, wait_seconds)
+        return self._hear()
+
+    def _begin(self, position: int, wait_seconds: float) -> None:
         assert self._line is not None
         released = [self._released.popleft() for _ in range(min(len(self._released), 1000))]
         self.use.asks += 1
-        answer = self._line.ask(
-            Next(position=position, count=HANDFUL, wait_seconds=wait_seconds, released=released,
-                 step_seconds=self._step_seconds),
-            wait_seconds + _ANSWER_SECONDS,
+        question = Next(
+            position=position, count=HANDFUL, wait_seconds=wait_seconds, released=released,
+            step_seconds=self._step_seconds,
         )  # fmt: skip
-        if not isinstance(answer, Batches) or (answer.items and answer.items[0].position != position):
+        self._coming = Coming(position, self._line.begin(question, wait_seconds + _ANSWER_SECONDS))
+
+    def _hear(self) -> Batches:
+        assert self._coming is not None
+        coming, self._coming = self._coming, None
+        answer = coming.answer()
+        if not isinstance(answer, Batches) or (answer.items and answer.items[0].position != coming.position):
             self._refused(answer)
             raise AssertionError  # _refused always raises
         self._bill = answer
@@ -303,6 +342,10 @@ class SharedPool:
         self._sharers = max(1, answer.jobs)
         self._ready.extend(answer.items)
         return answer
+
+    def _release_ready(self) -> None:
+        self._released.extend(item.buffer for item in self._ready)
+        self._ready.clear()
 
     def _read(self, item: Item, key: Key) -> Prepared:
         assert self._store is not None
@@ -354,6 +397,8 @@ class SharedPool:
     def _written_back(self, key: Key, position: int) -> Prepared | None:
         assert self._line is not None
         assert self._store is not None
+        if self._coming is not None:
+            self._hear()
         claimed = self._line.ask(Claim(position=position), _ANSWER_SECONDS)
         if not isinstance(claimed, Claimed) or claimed.lease is None or claimed.buffer is None:
             return None

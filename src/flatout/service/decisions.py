@@ -6,7 +6,7 @@ from flatout.service.messages import Batches
 
 MOST_ASKS = 10
 PATIENCE_SECONDS = 10.0
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 5.0
+FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 5.0
 MOST_MISSES = 3  # batches in a row that the job had to make itself
 _LONGEST_APART_SECONDS = 60.0
 
@@ -48,7 +48,7 @@ def next_action(asked: Asked, answer: Batches | None, patience_seconds: float = 
     left = patience_seconds - asked.seconds
     if asked.times >= MOST_ASKS or left <= 0:
         return ComputeLocally(f"not ready after {asked.times} asks in {asked.seconds:.1f} s")
-    return AskFor(min(_FIRST_WAIT_SECONDS * 2**asked.times, _LONGEST_WAIT_SECONDS, left))
+    return AskFor(min(FIRST_WAIT_SECONDS * 2**asked.times, _LONGEST_WAIT_SECONDS, left))
 
 
 def apart_seconds(failures: int) -> float:

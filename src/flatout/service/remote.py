@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,20 @@ class GrpcLine:
     def send(self, message: Message) -> None:
         self.ask(message, 10.0)
 
+    def begin(self, message: Message, deadline_seconds: float) -> Callable[[], AnyMessage]:
+        coming = self._call.future(encode(message), timeout=deadline_seconds, metadata=self._metadata)
+
+        def answer() -> AnyMessage:
+            try:
+                return decode(coming.result())
+            except grpc.RpcError as error:
+                code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+                raise ServiceUnavailable(f"the service of shared batches at {self._address}: {code}") from None
+
+        return answer
+
     def ask(self, message: Message, deadline_seconds: float) -> AnyMessage:
-        try:
-            return decode(self._call(encode(message), timeout=deadline_seconds, metadata=self._metadata))
-        except grpc.RpcError as error:
-            code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            raise ServiceUnavailable(f"the service of shared batches at {self._address}: {code}") from None
+        return self.begin(message, deadline_seconds)()
 
     def close(self) -> None:
         self._channel.close()

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from flatout.errors import ServiceUnavailable
@@ -30,9 +31,12 @@ class Wire:
         count = body_bytes(bytes(self._take(FRAME.size, until)))
         return decode_body(bytes(self._take(count, until)))
 
-    def ask(self, message: Message, deadline_seconds: float) -> AnyMessage:
+    def begin(self, message: Message, deadline_seconds: float) -> Callable[[], AnyMessage]:
         self.send(message)
-        return self.receive(deadline_seconds)
+        return lambda: self.receive(deadline_seconds)
+
+    def ask(self, message: Message, deadline_seconds: float) -> AnyMessage:
+        return self.begin(message, deadline_seconds)()
 
     def close(self) -> None:
         self._socket.close()

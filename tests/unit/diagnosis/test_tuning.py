@@ -2,7 +2,17 @@
 
 from test_what_if import JOB
 
-from flatout.diagnosis.tuning import Trial, batch_sizes, best, grid, promising, rescues, scaled_lr, worker_counts
+from flatout.diagnosis.tuning import (
+    Trial,
+    batch_sizes,
+    best,
+    grid,
+    promising,
+    rescues,
+    scaled_lr,
+    undecided,
+    worker_counts,
+)
 
 
 def test_the_model_puts_the_fast_settings_first() -> None:
@@ -50,3 +60,15 @@ def test_what_ran_out_of_memory_is_tried_with_less_of_it() -> None:
     assert rescues([Trial(given, (10.0,))], axes) == []
     assert rescues([died], axes) == [{**given, "train.checkpointing": True}, {**given, "train.accumulate": 2}]
     assert rescues([died], {}) == [], "a device without these"
+
+
+def test_rounds_go_on_only_between_those_that_noise_hides() -> None:
+    leader = Trial({"data.workers": 2}, (100.0, 120.0, 110.0))
+    rival = Trial({"data.workers": 1}, (112.0, 108.0, 106.0))
+    slower = Trial({"data.workers": 0}, (80.0, 95.0, 88.0))
+    as_fast = Trial({"data.workers": 2}, (99.8, 119.5, 110.2))
+    assert undecided([slower, rival, leader]) == [leader, rival]
+    assert undecided([slower, leader]) == [], "slower in every round, however noisy the rounds are"
+    assert undecided([leader, as_fast]) == [], "the same, to within a hundredth: no more rounds are needed to know it"
+    assert undecided([leader, Trial({}, failed="out of memory")]) == []
+    assert undecided([]) == []
