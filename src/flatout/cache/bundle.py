@@ -23,7 +23,7 @@ HEADER_BYTES = 128
 _MAGIC = b"FLATOUT\x01"
 _ALIGN = 64
 _MOST_ARRAYS, _MOST_AXES = 64, 8
-_DTYPES = {"|u1", "|i1", "|b1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8"}
+_DTYPES = {name: np.dtype(name) for name in ("|u1", "|i1", "|b1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")}
 _LANES, _ROWS = 512, 256  # of 64-bit words: sums over 1 MB at a time run at the speed of memory
 
 
@@ -72,13 +72,7 @@ def write_bundle(buffer: memoryview, key: bytes, arrays: Mapping[str, NDArray[An
 
 def read_bundle(buffer: memoryview, key: bytes, verify: bool) -> Bundle:
     """Arrays on the buffer's memory. `verify` reads all of it; without, the header must still be right for the key."""
-    if len(buffer) < HEADER_BYTES:
-        raise BadBundle(f"a batch of {len(buffer)} bytes is shorter than its header of {HEADER_BYTES}")
-    magic, end, total, _, found, said = HEADER.unpack_from(buffer)
-    if magic != _MAGIC or found != key or not HEADER_BYTES <= end <= total <= len(buffer):
-        raise BadBundle("the buffer holds no batch, another batch, or more than it has room for")
-    if verify and checksum(buffer, end, total, key) != said:
-        raise BadBundle("the batch does not match its checksum")
+    end, total = check_bundle(buffer, key, verify)
     try:
         document = json.loads(bytes(buffer[end:total]))
         arrays = dict(_array(buffer, end, *row) for row in document["arrays"][:_MOST_ARRAYS])
@@ -87,11 +81,22 @@ def read_bundle(buffer: memoryview, key: bytes, verify: bool) -> Bundle:
         raise BadBundle(f"the batch's table of arrays makes no sense: {error}") from None
 
 
+def check_bundle(buffer: memoryview, key: bytes, verify: bool) -> tuple[int, int]:
+    """Ends of the arrays and of the whole, if this is the batch of that key."""
+    if len(buffer) < HEADER_BYTES:
+        raise BadBundle(f"a batch of {len(buffer)} bytes is shorter than its header of {HEADER_BYTES}")
+    magic, end, total, _, found, said = HEADER.unpack_from(buffer)
+    if magic != _MAGIC or found != key or not HEADER_BYTES <= end <= total <= len(buffer):
+        raise BadBundle("the buffer holds no batch, another batch, or more than it has room for")
+    if verify and checksum(buffer, end, total, key) != said:
+        raise BadBundle("the batch does not match its checksum")
+    return int(end), int(total)
+
+
 def _array(buffer: memoryview, end: int, name: str, dtype: str, shape: list[int], start: int) -> tuple[str, Any]:
     if dtype not in _DTYPES or len(shape) > _MOST_AXES or not all(type(each) is int and each >= 0 for each in shape):
         raise ValueError(f"array {str(name)[:40]!r} of type {str(dtype)[:10]!r} and shape {str(shape)[:60]}")
-    kind = np.dtype(dtype)
-    count = prod(shape)
+    kind, count = _DTYPES[dtype], prod(shape)
     if type(start) is not int or start < HEADER_BYTES or start + count * kind.itemsize > end:
         raise ValueError(f"array {name!r} reaches past the batch")
     return name, np.frombuffer(buffer, kind, count, start).reshape(shape)

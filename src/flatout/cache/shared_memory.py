@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from flatout.cache.bundle import read_bundle
+from flatout.cache.bundle import check_bundle
 from flatout.errors import BadBundle, NoSpace
 from flatout.units import format_bytes
 
@@ -43,7 +43,7 @@ class MappedStore:
         return self._view(number), False
 
     def verify(self, number: int, key: bytes) -> None:
-        read_bundle(self._view(number), key, verify=True)
+        check_bundle(self._view(number), key, verify=True)
 
     def _view(self, number: int, writable: bool = False) -> memoryview:
         with self._lock:

@@ -60,6 +60,13 @@ _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buf
 _NEWEST_WEIGHT = 0.2
 
 
+with (
+    warnings.catch_warnings()
+):  # nobody may write to a batch that others read: torch cannot know, and says so once
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"read-only", np.uint8))
+
+
 class Line(Protocol):
     """A conversation with the service, whatever it goes over."""
 
@@ -350,23 +357,22 @@ class SharedPool:
     def _read(self, item: Item, key: Key) -> Prepared:
         assert self._store is not None
         epoch, index = self._shared_key(key)
+        name = batch_key(self._terms.register.stream, epoch, index)
         try:
-            view, unchecked = self._store.read(item.buffer, self._batch_key(key))
+            view, unchecked = self._store.read(item.buffer, name)
             # the array between the mapping and what is cut from it: when it goes, the last reader of this job is gone
             lease = np.frombuffer(view, np.uint8)
             weakref.finalize(lease, self._released.append, item.buffer)
-            bundle = read_bundle(lease.data, self._batch_key(key), verify=unchecked)
+            bundle = read_bundle(lease.data, name, verify=unchecked)
             arrays = {
-                name: array.copy() if array.nbytes <= _SMALL_BYTES else array for name, array in bundle.arrays.items()
+                each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
             prepared = assemble(epoch, index, arrays, bundle.meta)
             if unchecked:
                 prepared.work.clear()  # by another machine's clock
         except (BadBundle, KeyError, TypeError, ValueError) as error:
             return self._spoilt(item, key, error)
-        with warnings.catch_warnings():  # nobody may write to a batch that others read: torch cannot know that
-            warnings.simplefilter("ignore")
-            prepared.pinned = torch.from_numpy(prepared.images)
+        prepared.pinned = torch.from_numpy(prepared.images)
         stages = prepared.stages  # what an object store was asked for is paid once, by all who read the batch
         stages.store_requests = round(stages.store_requests / self._sharers)
         stages.store_bytes = round(stages.store_bytes / self._sharers)

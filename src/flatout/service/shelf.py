@@ -8,7 +8,7 @@ from flatout.service.messages import Message
 from flatout.service.parties import Buffer, Counts, Key, Stream
 from flatout.service.policy import Policy
 
-_LEFT_OVER_SHARE, _LEFT_OVER_BYTES = 0.25, 512 << 20  # most of the room for batches that no job needs
+_LEFT_OVER_SHARE, _LEFT_OVER_BYTES = 0.25, 64 << 20  # most of the room for batches that no job needs
 _SAMPLED = 64  # buffers looked at for the least useful one
 
 

@@ -254,9 +254,9 @@ class State:
     def _gone(self, now: float, who: str, message: Leave | Lost, out: list[Instruction]) -> None:
         reason = message.reason if isinstance(message, Lost) else "it left"
         self.producers.pop(who, None)
+        job = self.jobs.pop(who, None)
         for lease in [each for each in self.leases.values() if each.holder == who]:
             self._lease_failed(now, lease, f"its producer is gone: {reason}", out)
-        job = self.jobs.pop(who, None)
         if job is not None:
             for buffer in [self.shelf.buffers[each] for each in job.held if each in self.shelf.buffers]:
                 buffer.readers -= job.held[buffer.number]
