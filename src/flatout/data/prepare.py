@@ -187,8 +187,6 @@ def _load_compiled(
     stages.decode += decode
     stages.augment += augment
     stages.bytes_read += bytes_read
-    undecoded = sources if shapes is None else [sources[slot] for slot in np.flatnonzero(shapes[:, 0] == 0).tolist()]
-    stages.bytes_read += sum(len(each) for each in undecoded if not isinstance(each, str | StorageError | None))
 
 
 def _load_one(

@@ -60,9 +60,7 @@ _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buf
 _NEWEST_WEIGHT = 0.2
 
 
-with (
-    warnings.catch_warnings()
-):  # nobody may write to a batch that others read: torch cannot know, and says so once
+with warnings.catch_warnings():  # nobody may write to a batch that others read: torch cannot know, and says so once
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"read-only", np.uint8))
 

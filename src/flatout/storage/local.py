@@ -59,7 +59,7 @@ class FolderStore:
         except (OSError, ValueError) as error:
             return _as_storage_error(what, error)
         try:
-            return read_at(file, 0, os.fstat(file).st_size, wanted, what)
+            return read_at(file, 0, os.fstat(file).st_size, wanted, self.root)
         except OSError as error:
             return _as_storage_error(what, error)
         finally:
@@ -105,26 +105,27 @@ class TarStore:
         return self._members
 
     def _read(self, file: int, table: dict[str, tuple[int, int]], wanted: Range) -> bytes | StorageError:
-        what = f"{self.path}: {wanted.name!r}"
-        if wanted.name not in table:
-            return ObjectMissing(f"{what} is not a member of the archive; check the name")
+        place = table.get(wanted.name)
+        if place is None:
+            return ObjectMissing(f"{self.path}: {wanted.name!r} is not a member of the archive; check the name")
         try:
-            return read_at(file, *table[wanted.name], wanted, what)
+            return read_at(file, *place, wanted, self.path)
         except OSError as error:
-            return _as_storage_error(what, error)
+            return _as_storage_error(f"{self.path}: {wanted.name!r}", error)
 
 
-def read_at(file: int, offset: int, object_bytes: int, wanted: Range, what: str) -> bytes | StorageError:
+def read_at(file: int, offset: int, object_bytes: int, wanted: Range, root: str) -> bytes | StorageError:
     """Exactly the bytes asked for of an object that begins at `offset`, or why not."""
     end = object_bytes if wanted.length is None else wanted.start + wanted.length
     if not 0 <= wanted.start <= end <= object_bytes:
-        return outside_error(what, wanted, object_bytes)
+        return outside_error(f"{root}: {wanted.name!r}", wanted, object_bytes)
     data = os.pread(file, end - wanted.start, offset + wanted.start)
     while len(data) < end - wanted.start:  # the kernel gives at most 2 GB at once, network file systems less
         more = os.pread(file, end - wanted.start - len(data), offset + wanted.start + len(data))
         if not more:
             return StorageError(
-                f"{what} ended after {len(data)} of {end - wanted.start} bytes; it shrank while being read"
+                f"{root}: {wanted.name!r} ended after {len(data)} of {end - wanted.start} bytes; "
+                "it shrank while being read"
             )
         data += more
     return data

@@ -261,15 +261,18 @@ def test_files_and_bytes_mix_and_others_are_left_alone(tmp_path: Path) -> None:
 def test_times_and_bytes_read(tmp_path: Path) -> None:
     data = encode(picture(200, 200, 0))
     (tmp_path / "a.jpg").write_bytes(data)
-    out, status = np.empty((3, 3, 64, 64), np.uint8), np.zeros(3, np.int32)
-    sources = [str(tmp_path / "a.jpg"), str(tmp_path / "a.jpg"), data]
+    out, status = np.empty((4, 3, 64, 64), np.uint8), np.zeros(4, np.int32)
+    sources = [str(tmp_path / "a.jpg"), str(tmp_path / "a.jpg"), data, b"left to Pillow, which counts what it reads"]
     fetch, decode_seconds, augment, bytes_read = _native.load_slice(
-        sources, None, np.stack([centre()] * 3), 64, 0, out, status
+        sources, None, np.stack([centre()] * 4), 64, 0, out, status
     )
-    assert bytes_read == 2 * len(data)
+    assert bytes_read == 3 * len(data)
     assert fetch > 0
     assert decode_seconds > 0
     assert augment > 0
+    pixels, shape = np.zeros((200, 200, 3), np.uint8), np.array([[200, 200]], np.int32)
+    decoded = _native.load_slice([pixels.tobytes()], shape, np.stack([centre()]), 64, 0, out[:1], status[:1])
+    assert decoded[3] == 0, "pixels from a cache were read when they were decoded"
 
 
 def test_floats_are_the_normalised_bytes() -> None:

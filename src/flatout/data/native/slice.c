@@ -163,7 +163,6 @@ static int load_sample(worker *w, size_t index) {
         int status = read_file(w, s->sources[index].path, &bytes);
         w->times->fetch_seconds += now_seconds() - started;
         if (status != STATUS_DONE) return status;
-        w->times->bytes_read += bytes;
         data = w->file.bytes;
     }
     canvas c = {.planes = s->out + index * 3 * (size_t)s->size * (size_t)s->size,
@@ -176,7 +175,9 @@ static int load_sample(worker *w, size_t index) {
     const int32_t *shape = s->raw_shapes ? s->raw_shapes + 2 * index : NULL;
     bool is_raw = shape && (shape[0] || shape[1]);
     bool done = is_raw ? load_raw(w, data, bytes, shape, row, &c) : load_jpeg(w, data, bytes, row, &c);
-    return done ? STATUS_DONE : STATUS_NOT_FOR_ME;
+    if (!done) return STATUS_NOT_FOR_ME;
+    if (!is_raw) w->times->bytes_read += bytes;
+    return STATUS_DONE;
 }
 
 void load_slice(const slice *s, slice_times *times) {
