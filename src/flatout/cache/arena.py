@@ -38,14 +38,19 @@ class Arena:
     def used_bytes(self) -> int:
         return self._used
 
-    def get(self, rows: NDArray[np.int64]) -> tuple[list[memoryview], NDArray[np.int32]]:
-        """Pixels of each row with its height and width; both are 0, and the pixels empty, where it is not here."""
+    @property
+    def pixels(self) -> memoryview:
+        """Of all rows."""
+        return self._pixels
+
+    def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+        """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here."""
         found = self._index[rows]
-        shapes = np.stack([found["height"], found["width"]], axis=1) * (found["end"] > 0)[:, None]
-        ends = found["end"]
-        starts = ends - shapes.astype(np.int64).prod(axis=1) * 3
-        pixels = self._pixels
-        return [pixels[low:high] for low, high in zip(starts.tolist(), ends.tolist(), strict=True)], shapes
+        ends, shapes = found["end"], np.empty((len(rows), 2), np.int32)
+        shapes[:, 0], shapes[:, 1] = found["height"], found["width"]
+        shapes *= (ends > 0)[:, None]
+        lengths = 3 * shapes[:, 0].astype(np.int64) * shapes[:, 1]
+        return ends - lengths, lengths, shapes
 
     def put(self, row: int, pixels: NDArray[np.uint8]) -> bool:
         """Copy the pixels in; False when there is no room left or the row is there already."""

@@ -53,10 +53,13 @@ static bool read_scale_bias(PyObject *object, float scale[3], float bias[3]) {
 typedef struct {
     slice s;
     source *sources;
+    size_t objects; /* lent by Python for the sources: one for each, or a few that all of them lie in */
     Py_buffer *source_views;
     PyObject **paths; /* encoded */
-    Py_buffer raw_shapes, geometry, out, status;
+    Py_buffer which, offsets, lengths, raw_shapes, geometry, out, status;
 } borrowed;
+
+static const uint8_t nothing;
 
 static bool borrow_source(borrowed *b, PyObject *item, Py_ssize_t i) {
     if (item == Py_None || PyExceptionInstance_Check(item)) return true;
@@ -66,21 +69,60 @@ static bool borrow_source(borrowed *b, PyObject *item, Py_ssize_t i) {
         return true;
     }
     if (PyObject_GetBuffer(item, &b->source_views[i], PyBUF_SIMPLE) != 0) return false;
-    static const uint8_t nothing;
     b->sources[i].data = b->source_views[i].len ? b->source_views[i].buf : &nothing;
     b->sources[i].bytes = (size_t)b->source_views[i].len;
     return true;
 }
 
-static bool borrow_sources(borrowed *b, PyObject *list) {
-    if (!PyList_Check(list)) return fail(PyExc_TypeError, "sources must be a list");
-    Py_ssize_t count = PyList_Size(list);
+static bool reserve_sources(borrowed *b, Py_ssize_t count, Py_ssize_t objects) {
     b->sources = PyMem_Calloc((size_t)count + 1, sizeof *b->sources);
-    b->source_views = PyMem_Calloc((size_t)count + 1, sizeof *b->source_views);
-    b->paths = PyMem_Calloc((size_t)count + 1, sizeof *b->paths);
-    if (!b->sources || !b->source_views || !b->paths) return PyErr_NoMemory();
+    b->source_views = PyMem_Calloc((size_t)objects + 1, sizeof *b->source_views);
+    b->paths = PyMem_Calloc((size_t)objects + 1, sizeof *b->paths);
+    b->objects = (size_t)objects;
     b->s.sources = b->sources;
     b->s.count = (size_t)count;
+    return (b->sources && b->source_views && b->paths) || PyErr_NoMemory();
+}
+
+static bool cut_extents(borrowed *b, size_t bases) {
+    const int32_t *which = b->which.buf;
+    const int64_t *offsets = b->offsets.buf, *lengths = b->lengths.buf;
+    for (size_t i = 0; i < b->s.count; i++) {
+        int64_t base = which[i], offset = offsets[i], length = lengths[i]; /* read once: only these are checked */
+        if (base < 0 || (size_t)base >= bases || offset < 0 || length < 0)
+            return fail(PyExc_ValueError, "extent %zu lies in none of the buffers", i);
+        int64_t left = b->source_views[base].len - offset;
+        if (length > left) length = left > 0 ? left : 0; /* of a file that became shorter: its end is judged as damage */
+        b->sources[i].data = length ? (const uint8_t *)b->source_views[base].buf + offset : &nothing;
+        b->sources[i].bytes = (size_t)length;
+    }
+    return true;
+}
+
+static bool borrow_extents(borrowed *b, PyObject *tuple) {
+    PyObject *bases, *which, *offsets, *lengths;
+    if (!PyArg_ParseTuple(tuple, "OOOO:sources", &bases, &which, &offsets, &lengths)) return false;
+    if (!PyList_Check(bases) || which == Py_None || offsets == Py_None || lengths == Py_None)
+        return fail(PyExc_TypeError, "extents are a list of buffers and three arrays");
+    if (!lock(offsets, &b->offsets, "offsets", "lq", -1, false)) return false;
+    Py_ssize_t count = b->offsets.len / 8, objects = PyList_Size(bases);
+    if (!lock(lengths, &b->lengths, "lengths", "lq", count, false) || !lock(which, &b->which, "which", "il", count, false))
+        return false;
+    if (b->offsets.itemsize != 8 || b->lengths.itemsize != 8 || b->which.itemsize != 4)
+        return fail(PyExc_TypeError, "offsets and lengths must be int64, which int32");
+    if (!reserve_sources(b, count, objects)) return false;
+    for (Py_ssize_t i = 0; i < objects; i++) {
+        PyObject *base = PyList_GetItem(bases, i);
+        if (!base || PyObject_GetBuffer(base, &b->source_views[i], PyBUF_SIMPLE) != 0) return false;
+    }
+    return cut_extents(b, (size_t)objects);
+}
+
+static bool borrow_sources(borrowed *b, PyObject *list) {
+    if (PyTuple_Check(list)) return borrow_extents(b, list);
+    if (!PyList_Check(list)) return fail(PyExc_TypeError, "sources must be a list, or a tuple of extents");
+    Py_ssize_t count = PyList_Size(list);
+    if (!reserve_sources(b, count, count)) return false;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyList_GetItem(list, i); /* checked: a buffer's exporter may run code that shrinks the list */
         if (!item) return false;
@@ -102,11 +144,11 @@ static bool check_geometry(const slice *s) {
 }
 
 static void give_back(borrowed *b) {
-    for (size_t i = 0; i < b->s.count; i++) {
+    for (size_t i = 0; i < b->objects; i++) {
         if (b->source_views && b->source_views[i].obj) PyBuffer_Release(&b->source_views[i]);
         if (b->paths) Py_XDECREF(b->paths[i]);
     }
-    Py_buffer *all[] = {&b->raw_shapes, &b->geometry, &b->out, &b->status};
+    Py_buffer *all[] = {&b->which, &b->offsets, &b->lengths, &b->raw_shapes, &b->geometry, &b->out, &b->status};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->obj) PyBuffer_Release(all[i]);
     PyMem_Free(b->sources);
@@ -244,7 +286,7 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 2)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 3)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));
 }

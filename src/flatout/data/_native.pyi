@@ -13,7 +13,7 @@ LIBJPEG_VERSION: Final[str]
 MAX_PIXELS: Final[int]
 
 def load_slice(
-    sources: list[str | Buffer | Exception | None],
+    sources: list[str | Buffer | Exception | None] | tuple[list[Buffer], Buffer, Buffer, Buffer],
     raw_shapes: Buffer | None,
     geometry: Buffer,
     size: int,
@@ -24,7 +24,8 @@ def load_slice(
     """Read, decode, crop, resize, shift and flip N samples; equal to the byte to Pillow's crop() and resize().
 
     sources: per sample a path (str), JPEG bytes or decoded RGB pixels; None, or an exception that says why it
-    could not be fetched, leaves it and its status alone.
+    could not be fetched, leaves it and its status alone. Or, for stretches of a few buffers: those, and per sample
+    which of them (int32 [N]), offset and length (int64 [N]), cut off where the buffer ends.
     raw_shapes: int32 [N, 2], height and width of decoded pixels; (0, 0) or no array at all for JPEGs.
     geometry: float64 [N, 27]: kind, fraction, u, v, dx, dy, 10 widths, 10 heights, flip.
     fill: the value of pixels shifted in from outside.

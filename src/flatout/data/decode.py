@@ -27,7 +27,7 @@ def _find_native() -> ModuleType | None:
         from flatout.data import _native
     except ImportError:
         return None
-    return _native if _native.ABI == 2 else None
+    return _native if _native.ABI == 3 else None
 
 
 native = _find_native()

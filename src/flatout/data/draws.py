@@ -68,7 +68,7 @@ def _geometry(view: View, count: int, u: NDArray[np.float64]) -> NDArray[np.floa
     rows[:, FLIP] = u[:, 0] < view.flip
     if view.crop == "random-resized":
         rows[:, KIND] = 1
-        rows[:, [OFFSET_X, OFFSET_Y]] = u[:, 1:3]
+        rows[:, OFFSET_X : OFFSET_Y + 1] = u[:, 1:3]
         area = view.scale[0] + u[:, 3 : 3 + TRIES] * (view.scale[1] - view.scale[0])
         low, high = np.log(view.ratio)
         ratio = np.exp(low + u[:, 3 + TRIES :] * (high - low))
@@ -76,7 +76,7 @@ def _geometry(view: View, count: int, u: NDArray[np.float64]) -> NDArray[np.floa
         rows[:, WIDTHS] = np.round(np.sqrt(area * ratio), 7)
         rows[:, HEIGHTS] = np.round(np.sqrt(area / ratio), 7)
     elif view.crop == "pad":
-        rows[:, [SHIFT_X, SHIFT_Y]] = np.floor(u[:, 1:3] * (2 * view.pad + 1)) - view.pad
+        rows[:, SHIFT_X : SHIFT_Y + 1] = np.floor(u[:, 1:3] * (2 * view.pad + 1)) - view.pad
     return rows
 
 

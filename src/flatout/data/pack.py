@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.decode import MAX_PIXELS
-from flatout.data.readers import Rows, Source
+from flatout.data.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.storage.protocol import Range, Store
 
@@ -113,14 +113,13 @@ class PackReader:
         return {**self.__dict__, "_maps": {}}  # mapped again in the other process
 
     def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
-        arrays = self.index.arrays
-        where = zip(
-            arrays["shard"][rows].tolist(), arrays["offset"][rows].tolist(), arrays["length"][rows].tolist(),
-            strict=True,
-        )  # fmt: skip
+        shards, offsets, lengths = (self.index.arrays[name][rows] for name in ("shard", "offset", "length"))
         if self.store.local_path(self.shard_names[0]) is None:
+            where = zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
             return self.store.read_many([Range(self.shard_names[s], offset, length) for s, offset, length in where])
-        return [self._mapped(shard)[offset : offset + length] for shard, offset, length in where]
+        used, which = np.unique(shards, return_inverse=True)
+        bases = [self._mapped(shard) for shard in used.tolist()]
+        return Extents(bases, which.astype(np.int32), offsets.astype(np.int64), lengths.astype(np.int64))
 
     def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
         if self.index.mode != "decoded":

@@ -1,5 +1,6 @@
 """Who prepares batches: the calling thread, threads, or (in process_pool.py) worker processes."""
 
+import math
 import queue
 import threading
 import weakref
@@ -41,24 +42,27 @@ class Buffers:
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
-        self._lock = threading.Lock()
+        self._lent: dict[int, tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = {}
 
     def take(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        count = int(np.prod(shape))
-        with self._lock:
-            stack = self._free.get(count)
-            flat = stack.pop() if stack else np.empty(count, np.uint8)
+        count = math.prod(shape)
+        try:
+            flat = self._free[count].pop()
+        except LookupError:
+            flat = np.empty(count, np.uint8)
         # numpy lets a slice refer to the owner of the memory, past the array it was cut from: without the memoryview
         # between them, a slice would keep `flat` but not `lease`, and the buffer would come back while still in use
         lease = np.frombuffer(flat.data, np.uint8)
-        weakref.finalize(lease, self._give_back, flat)
+        number = id(flat)  # weakref.finalize would do, but threads that lend while the interpreter ends make it raise
+        self._lent[number] = weakref.ref(lease, lambda _: self._give_back(number)), flat
         return lease.reshape(shape)
 
-    def _give_back(self, flat: NDArray[np.uint8]) -> None:
-        with self._lock:
-            stack = self._free.setdefault(flat.size, [])
-            if len(stack) < 4:  # more were in use only while a consumer kept batches
-                stack.append(flat)
+    def _give_back(self, number: int) -> None:
+        """Without a lock: this may be called in the middle of anything, whenever Python collects garbage."""
+        _, flat = self._lent.pop(number)
+        stack = self._free.setdefault(flat.size, [])
+        if len(stack) < 4:  # more were in use only while a consumer kept batches
+            stack.append(flat)
 
 
 class InlinePool:

@@ -16,12 +16,16 @@ from flatout.data.dataset import Split
 from flatout.data.decode import Undecodable, decode_pixels, native
 from flatout.data.draws import Draws, Mix, draw, draw_mix
 from flatout.data.pixels import place, place_raw, recolour
-from flatout.data.readers import Source, read_source
+from flatout.data.readers import Extents, Source, read_source
 from flatout.data.sample_cache import SampleCache
 from flatout.data.views import View
 from flatout.errors import ObjectMissing, StorageError
 from flatout.sampling import batch_count, batch_ids, epoch_order, rank_slice
 
+NativeSources = (
+    list[Source | StorageError | None]
+    | tuple[list[memoryview], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+)
 _TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
 
 
@@ -112,7 +116,7 @@ def fetch(recipe: Recipe, epoch: int, index: int, cache: SampleCache | None = No
         fetched = Fetched(epoch, index, ids, *cache.fetch(recipe.split, ids, stages), stages)
     else:
         sources = recipe.split.locate(ids)
-        for source in sources:
+        for source in sources if not isinstance(sources, Extents) else ():
             if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
                 raise source
         stages.fetch = time.perf_counter() - started
@@ -148,10 +152,7 @@ def assemble(
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
     if native is not None and watch is None and recipe.view.crop != "raw":
-        allowed: list[Source | StorageError | None] = list(sources)
-        for slot in np.flatnonzero(np.isin(ids, recipe.banned)).tolist() if recipe.banned else ():
-            allowed[slot] = None
-        _load_compiled(allowed, shapes, drawn, images, status, stages)
+        _load_compiled(_allowed(recipe, ids, sources), shapes, drawn, images, status, stages)
     failures: dict[int, str] = {}
     for slot in np.flatnonzero(status).tolist():
         sample_id = int(ids[slot])
@@ -171,8 +172,19 @@ def assemble(
     return prepared
 
 
+def _allowed(recipe: Recipe, ids: NDArray[np.int64], sources: Sequence[Source | StorageError]) -> NativeSources:
+    """What the compiled decoder may see: not the samples that killed workers."""
+    banned = np.flatnonzero(np.isin(ids, recipe.banned)).tolist() if recipe.banned else []
+    if isinstance(sources, Extents) and not banned:
+        return sources.bases, sources.which, sources.offsets, sources.lengths
+    allowed: list[Source | StorageError | None] = list(sources)
+    for slot in banned:
+        allowed[slot] = None
+    return allowed
+
+
 def _load_compiled(
-    sources: list[Source | StorageError | None],
+    sources: NativeSources,
     shapes: NDArray[np.int32] | None,
     drawn: Draws,
     images: NDArray[np.uint8],
@@ -222,7 +234,7 @@ def _finished(
 ) -> Prepared:
     """Recolour what is there, close the gaps of what is not."""
     epoch, ids, stages = fetched.epoch, fetched.ids, fetched.stages
-    good = [slot for slot in range(len(ids)) if slot not in failures]
+    good = [slot for slot in range(len(ids)) if slot not in failures] if failures else range(len(ids))
     if drawn.recolours:
         started = time.perf_counter()
         for slot in good:
@@ -252,7 +264,7 @@ def _fill(view: View) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def _compacted(mix: Mix | None, good: list[int]) -> Mix | None:
+def _compacted(mix: Mix | None, good: Sequence[int]) -> Mix | None:
     """Follow the samples that are left; one whose partner was left out stays unmixed."""
     if mix is None or len(good) == len(mix.partner):
         return mix

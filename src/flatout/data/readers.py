@@ -1,8 +1,8 @@
 """Where the bytes of samples come from. Readers nest: a cache reads from a stage, a stage from a store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,35 @@ from flatout.storage.protocol import Range, Store
 
 Rows = NDArray[np.int64]
 Source = str | bytes | memoryview  # a path to open, or the bytes themselves
+
+
+class Extents(Sequence[memoryview]):
+    """Stretches of a few mapped files, without an object for each: those cost a small picture a tenth of its time."""
+
+    def __init__(
+        self, bases: list[memoryview], which: NDArray[np.int32], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> None:
+        self.bases = bases
+        self.which = which  # of the bases each one lies in
+        self.offsets = offsets
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Extents": ...
+    def __getitem__(self, at: int | slice) -> "memoryview | Extents":
+        if isinstance(at, slice):
+            return Extents(self.bases, self.which[at], self.offsets[at], self.lengths[at])
+        offset = int(self.offsets[at])
+        return self.bases[int(self.which[at])][offset : offset + int(self.lengths[at])]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for base, offset, length in zip(self.which.tolist(), self.offsets.tolist(), self.lengths.tolist(), strict=True):
+            yield self.bases[base][offset : offset + length]
 
 
 class Reader(Protocol):

@@ -10,7 +10,7 @@ from flatout.cache.arena import Arena
 from flatout.data.batch import StageSeconds
 from flatout.data.dataset import Split
 from flatout.data.decode import Undecodable, decode_pixels
-from flatout.data.readers import Source, read_source
+from flatout.data.readers import Extents, Source, read_source
 from flatout.errors import ObjectMissing, StorageError
 
 
@@ -25,15 +25,20 @@ class SampleCache:
     ) -> tuple[Sequence[Source | StorageError], NDArray[np.int32]]:
         """A source for every sample, decoded where the cache has or now gets it; shape 0, 0 means still a file."""
         started = time.perf_counter()
-        pixels, shapes = self.arena.get(split.rows[ids])
-        sources: list[Source | StorageError] = list(pixels)
+        kept, shapes = self._kept(split.rows[ids])
         missing = np.flatnonzero(shapes[:, 0] == 0).tolist()
         stages.fetch += time.perf_counter() - started
         stages.cache_hits += len(ids) - len(missing)
         stages.cache_misses += len(missing)
-        if missing:
-            self._fill(split, ids, missing, sources, shapes, stages)
+        if not missing:
+            return kept, shapes
+        sources: list[Source | StorageError] = list(kept)
+        self._fill(split, ids, missing, sources, shapes, stages)
         return sources, shapes
+
+    def _kept(self, rows: NDArray[np.int64]) -> tuple[Extents, NDArray[np.int32]]:
+        offsets, lengths, shapes = self.arena.find(rows)
+        return Extents([self.arena.pixels], np.zeros(len(rows), np.int32), offsets, lengths), shapes
 
     def _fill(
         self,
@@ -54,7 +59,7 @@ class SampleCache:
                 raise answer
             if not self.arena.full and not isinstance(answer, StorageError | str):
                 self._keep(int(split.rows[ids[slot]]), answer, stages)
-        pixels, found = self.arena.get(split.rows[wanted])
+        pixels, found = self._kept(split.rows[wanted])
         for slot, kept, shape in zip(missing, pixels, found, strict=True):
             if shape[0]:  # what did not fit stays a file, of which only the crop is decoded
                 sources[slot], shapes[slot] = kept, shape

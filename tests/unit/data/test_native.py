@@ -258,6 +258,31 @@ def test_files_and_bytes_mix_and_others_are_left_alone(tmp_path: Path) -> None:
     assert (out[4] == 77).all()
 
 
+def test_stretches_of_buffers_are_the_files_that_lie_there() -> None:
+    files = [encode(picture(70, 50, seed)) for seed in range(5)]
+    bases = [memoryview(b"head" + files[0] + files[1]), memoryview(b"".join(files[2:]))]
+    which = np.array([0, 0, 1, 1, 1], np.int32)
+    lengths = np.array([len(each) for each in files])
+    offsets = np.array([4, 4 + lengths[0], 0, lengths[2], lengths[2] + lengths[3]])
+    rows = np.array([centre()] * 5)
+    expected, _ = load(files, [centre()] * 5, 40)
+    out, status = np.zeros((5, 3, 40, 40), np.uint8), np.ones(5, np.int32)
+    _native.load_slice((bases, which, offsets, lengths), None, rows, 40, 0, out, status)
+    assert status.tolist() == [0] * 5
+    assert np.array_equal(out, expected)
+    lengths[4] += 1000  # of a file that became shorter since: what is left of it is judged like any other bytes
+    offsets[0] = 10**15
+    _native.load_slice((bases, which, offsets, lengths), None, rows, 40, 0, out, status)
+    assert status.tolist() == [1, 0, 0, 0, 0]
+    for wrong in (np.array([0, 0, 1, 1, 2], np.int32), np.array([0, 0, 1, 1, -1], np.int32)):
+        with pytest.raises(ValueError, match="extent 4 lies in none"):
+            _native.load_slice((bases, wrong, offsets, lengths), None, rows, 40, 0, out, status)
+    with pytest.raises(ValueError, match="extent 0 lies in none"):
+        _native.load_slice((bases, which, -offsets, lengths), None, rows, 40, 0, out, status)
+    with pytest.raises(TypeError, match="lengths has items of format i"):
+        _native.load_slice((bases, which, offsets, lengths.astype(np.int32)), None, rows, 40, 0, out, status)
+
+
 def test_times_and_bytes_read(tmp_path: Path) -> None:
     data = encode(picture(200, 200, 0))
     (tmp_path / "a.jpg").write_bytes(data)
@@ -464,6 +489,6 @@ def test_header_size() -> None:
     assert _native.jpeg_size(encode(IMAGE, "grey")) == (70, 50, 1)
     assert _native.jpeg_size(PLAIN[:-2]) == (70, 50, 3)
     assert _native.jpeg_size(b"\x89PNG") is None
-    assert _native.ABI == 2
+    assert _native.ABI == 3
     assert _native.LIBJPEG_VERSION[0].isdigit()
     assert _native.MAX_PIXELS == 2**26

@@ -114,7 +114,7 @@ def test_what_no_longer_fits_is_read_again_and_counted(split: Split) -> None:
     assert sum(batch.stages.bytes_read for batch in batches) == sum(sizes)
     again = [prepare(recipe(split), 0, index, images, chosen.store) for index in range(5)]
     assert sum(batch.stages.cache_hits for batch in again) == 5
-    kept = chosen.store.arena.get(np.arange(20))[1][:, 0] > 0
+    kept = chosen.store.arena.find(np.arange(20))[2][:, 0] > 0
     assert sum(batch.stages.bytes_read for batch in again) == sum(np.array(sizes)[~kept])
 
 

@@ -67,6 +67,7 @@ decoder *decoder_new(void) {
         return NULL;
     }
     jpeg_create_decompress(&d->cinfo);
+    huffman_install(&d->huffman, &d->cinfo);
     d->source = (struct jpeg_source_mgr){.init_source = nothing,
                                          .fill_input_buffer = no_more_input,
                                          .skip_input_data = skip_input,
@@ -124,7 +125,7 @@ static int crop_columns(decoder *d, box wanted) {
     JDIMENSION x = (JDIMENSION)first, w = (JDIMENSION)(last - first);
     jpeg_crop_scanline(cinfo, &x, &w); /* moves x down to an MCU */
     unsigned mcu_width = (unsigned)(DCTSIZE * (cinfo->num_components == 1 ? 1 : cinfo->max_h_samp_factor));
-    huffman_attach(&d->huffman, cinfo, x / mcu_width, (x + w - 1) / mcu_width);
+    huffman_keep(&d->huffman, x / mcu_width, (x + w - 1) / mcu_width);
     return (int)x;
 }
 

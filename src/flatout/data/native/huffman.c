@@ -2,9 +2,10 @@
  * removed beforehand, so that the bit buffer refills without a branch; one look-up says how to take a coefficient
  * apart, whatever its value; blocks outside the wanted columns are parsed but not stored.
  *
- * Contract with libjpeg: only entropy->decode_mcu is replaced, after jpeg_start_decompress() has checked the
- * tables; the rest of libjpeg never notices. Where a corrupt stream would make libjpeg warn, we bail out.
- * The header that names that member is libjpeg's internal one, so the library in use is asked whether it agrees:
+ * Contract with libjpeg: where a scan is plain and its tables are sound, entropy->decode_mcu is replaced when the scan
+ * starts, and libjpeg's own tables are not built (a twentieth of decoding a small picture); the rest of libjpeg never
+ * notices. Where a corrupt stream would make libjpeg warn, we bail out.
+ * The header that names these members is libjpeg's internal one, so the library in use is asked whether it agrees:
  * unless what we take for its methods lies in its own code, its decoder stays. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,12 +42,27 @@ static uint32_t table_entry(unsigned length, unsigned symbol, bool is_dc) {
     return (length + size) | length << 8 | (64 - size) << 16 | step << 24;
 }
 
-static void build_table(huffman_table *t, const JHUFF_TBL *from, bool is_dc) {
-    if (t->built && !memcmp(t->lengths, from->bits, 17) && !memcmp(t->symbols, from->huffval, 256)) return;
+/* What libjpeg asks of a table: at most 256 codes, none of them all ones, and differences of at most 15 bits. */
+static bool is_sound(const JHUFF_TBL *table, bool is_dc) {
+    unsigned code = 0, index = 0;
+    for (unsigned length = 1; length <= 16; length++, code <<= 1) {
+        code += table->bits[length];
+        index += table->bits[length];
+        if (index > 256 || (table->bits[length] && code >= 1u << length)) return false;
+    }
+    for (unsigned i = 0; is_dc && i < index; i++)
+        if (table->huffval[i] > 15) return false;
+    return true;
+}
+
+static bool build_table(huffman_table *t, const JHUFF_TBL *from, bool is_dc) {
+    if (!from) return false;
+    if (t->built && !memcmp(t->lengths, from->bits, 17) && !memcmp(t->symbols, from->huffval, 256)) return true;
+    if (!is_sound(from, is_dc)) return false;
     memcpy(t->lengths, from->bits, 17);
     memcpy(t->symbols, from->huffval, 256);
     for (unsigned i = 0; i < 1 << LOOKUP_BITS; i++) t->lookup[i] = SPECIAL;
-    unsigned code = 0, index = 0; /* libjpeg has checked that there are at most 256 codes and that they fit */
+    unsigned code = 0, index = 0;
     for (unsigned length = 1; length <= 16; length++, code <<= 1) {
         t->symbol_offset[length] = (int)index - (int)code;
         for (unsigned i = 0; i < from->bits[length]; i++, code++, index++) {
@@ -57,7 +73,7 @@ static void build_table(huffman_table *t, const JHUFF_TBL *from, bool is_dc) {
         }
         t->code_end[length] = code << (16 - length);
     }
-    t->built = true;
+    return t->built = true;
 }
 
 /* Copies the scan without stuffed zeros and restart markers; false unless it runs to an EOI marker. */
@@ -246,26 +262,42 @@ static const void *library_of(const void *address) {
     return address && dladdr(address, &found) ? found.dli_fbase : NULL;
 }
 
-static bool has_methods(const struct jpeg_entropy_decoder *entropy) {
+static bool has_methods(const struct jpeg_entropy_decoder *entropy, const huffman_decoder *h) {
     static _Atomic int answer; /* 1 yes, -1 no, 0 not asked yet */
     if (answer == 0) {
         const void *here = library_of((const void *)(uintptr_t)jpeg_read_scanlines);
-        bool yes = here && library_of((const void *)(uintptr_t)entropy->start_pass) == here &&
+        bool yes = here && library_of((const void *)(uintptr_t)h->start_scan) == here &&
+                   library_of((const void *)(uintptr_t)entropy->start_pass) == here &&
                    library_of((const void *)(uintptr_t)entropy->decode_mcu) == here;
         answer = yes ? 1 : -1;
     }
     return answer == 1;
 }
 
-void huffman_attach(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column) {
-    if (!has_methods(cinfo->entropy)) return;
-    if (cinfo->progressive_mode || cinfo->arith_code || cinfo->comps_in_scan != cinfo->num_components) return;
-    if (!unstuff(h, cinfo->src->next_input_byte, cinfo->src->bytes_in_buffer, cinfo->restart_interval > 0)) return;
+static bool is_for_us(huffman_decoder *h, j_decompress_ptr cinfo) {
+    if (!has_methods(cinfo->entropy, h)) return false;
+    if (cinfo->progressive_mode || cinfo->arith_code || cinfo->comps_in_scan != cinfo->num_components) return false;
     for (int i = 0; i < cinfo->comps_in_scan; i++) {
         const jpeg_component_info *component = cinfo->cur_comp_info[i];
-        build_table(&h->dc[component->dc_tbl_no], cinfo->dc_huff_tbl_ptrs[component->dc_tbl_no], true);
-        build_table(&h->ac[component->ac_tbl_no], cinfo->ac_huff_tbl_ptrs[component->ac_tbl_no], false);
+        int dc = component->dc_tbl_no, ac = component->ac_tbl_no;
+        if (dc < 0 || dc >= NUM_HUFF_TBLS || ac < 0 || ac >= NUM_HUFF_TBLS) return false;
+        if (!build_table(&h->dc[dc], cinfo->dc_huff_tbl_ptrs[dc], true)) return false;
+        if (!build_table(&h->ac[ac], cinfo->ac_huff_tbl_ptrs[ac], false)) return false;
     }
+    return unstuff(h, cinfo->src->next_input_byte, cinfo->src->bytes_in_buffer, cinfo->restart_interval > 0);
+}
+
+static void without_tables(j_decompress_ptr cinfo) { (void)cinfo; }
+
+static void start_scan(j_decompress_ptr cinfo) {
+    huffman_decoder *h = cinfo->client_data;
+    if (!is_for_us(h, cinfo)) {
+        h->start_scan(cinfo);
+        return;
+    }
+    cinfo->entropy->start_pass = without_tables; /* libjpeg makes this structure anew for each picture */
+    cinfo->entropy->insufficient_data = FALSE;
+    h->start_scan(cinfo);
     h->next = h->stream.bytes;
     h->bits = 0;
     h->bit_count = 0;
@@ -274,18 +306,25 @@ void huffman_attach(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_c
     memset(h->last_dc, 0, sizeof h->last_dc);
     h->column = 0;
     h->columns = cinfo->MCUs_per_row;
-    h->first_column = first_column;
-    h->last_column = last_column;
+    huffman_keep(h, 0, h->columns);
     cinfo->entropy->decode_mcu = FASTEST_DECODE_MCU;
+}
+
+void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) {
+    h->start_scan = cinfo->inputctl->start_input_pass;
+    cinfo->inputctl->start_input_pass = start_scan;
 }
 
 #else /* without libjpeg's internal header the stock decoder stays */
 
-void huffman_attach(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column) {
-    (void)h, (void)cinfo, (void)first_column, (void)last_column;
-}
+void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) { (void)h, (void)cinfo; }
 
 #endif
+
+void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
+    h->first_column = first_column;
+    h->last_column = last_column;
+}
 
 void huffman_free(huffman_decoder *h) {
     buffer_free(&h->stream);

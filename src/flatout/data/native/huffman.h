@@ -21,6 +21,7 @@ typedef struct {
 
 typedef struct {
     jmp_buf *bail_out; /* taken when the data is not what a sound encoder writes */
+    void (*start_scan)(j_decompress_ptr cinfo); /* libjpeg's own */
     huffman_table dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS];
     buffer stream, ends; /* entropy-coded bytes without stuffing; end of each restart interval */
     const uint8_t *next;
@@ -32,9 +33,10 @@ typedef struct {
     unsigned column, columns, first_column, last_column; /* coefficients of other MCU columns are not kept */
 } huffman_decoder;
 
-/* Replaces libjpeg's decoder for the scan about to be read, or leaves it in place when the scan is not a plain
- * one. cinfo->client_data must be `h`. */
-void huffman_attach(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column);
+/* From here on, scans that are plain are read by us, others by libjpeg. cinfo->client_data must be `h`. */
+void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo);
+/* Coefficients of other MCU columns are not wanted; said after the scan has started. */
+void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column);
 void huffman_free(huffman_decoder *h);
 
 #endif
