@@ -51,6 +51,14 @@ def test_refused(half: Path, work: Path, assignment: str, said: str) -> None:
     assert snapshot(work) == before
 
 
+def test_another_decoder_is_named(half: Path, work: Path) -> None:
+    environment = json.loads((half / "env.json").read_text())
+    (half / "env.json").write_text(json.dumps({**environment, "decoder": "a crystal ball"}))
+    finished = command("train", "tiny.yaml", cwd=work)
+    assert finished.code == 0, finished.err
+    assert "images were decoded by a crystal ball until now" in (half / "log.txt").read_text()
+
+
 def test_a_changed_dataset_is_refused_with_counts(own_data: Path, work: Path) -> None:
     add_an_image(work / "data")
     before = snapshot(work)

@@ -8,12 +8,14 @@ from torch import Tensor
 from flatout.config.loading import differences, load_config
 from flatout.config.schema import Config
 from flatout.data.batch import AnyDataset
+from flatout.data.decode import decoder_name
 from flatout.engine import checkpoint
 from flatout.engine.loop import Progress
 from flatout.engine.parallel import Alone
 from flatout.engine.parallel.ranks import Ranks
 from flatout.errors import ConfigError, DataError
 from flatout.runs import RunDirectory
+from flatout.runs.directory import read_json
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,20 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
         return Resumed(Progress(), previous=previous, notes=tuple(notes))
     known = {each.name for each in fields(Progress)}
     progress = Progress(**{name: value for name, value in found.state["progress"].items() if name in known})
+    notes += _other_decoder(directory, config)
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(
         progress, found.tensors, found.state["precision"], found.state["data_fingerprint"],
         found.state["samples"]["train"], previous, _global_batch(found.state, previous), tuple(notes),
     )  # fmt: skip
+
+
+def _other_decoder(directory: RunDirectory, config: Config) -> list[str]:
+    """Batches to the bit need the same pixels."""
+    before = read_json(directory.environment).get("decoder")
+    if config.task != "classification" or before in (None, decoder_name()):
+        return []
+    return [f"images were decoded by {before} until now, and are by {decoder_name()}: pixels may differ by 1 of 255"]
 
 
 def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:

@@ -1,11 +1,13 @@
 """From the bytes of a file to RGB pixels, by one rule for every kind of image."""
 
+import importlib.util
 import io
 import os
 import warnings
 from types import ModuleType
 
 import numpy as np
+import PIL
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -32,16 +34,23 @@ def _find_native() -> ModuleType | None:
 
 native = _find_native()
 
+PILLOW_13 = int(PIL.__version__.split(".")[0]) >= 13  # changed the order of its two passes
+RESIZES_BY_TORCH = native is None and importlib.util.find_spec("torch") is not None
+"""Without the compiled decoder Pillow's resize is half of the work, and torch's takes a quarter of its time. It differs
+by 1 in a few pixels of a hundred, so which of them is in force is part of a view's digest."""
+
 
 def decoder_name() -> str:
     """Which path is active: for env.json and the log."""
-    return f"compiled, libjpeg-turbo {native.LIBJPEG_VERSION}" if native else "Pillow and simplejpeg (not compiled)"
+    if native is not None:
+        return f"compiled, libjpeg-turbo {native.LIBJPEG_VERSION}"
+    return f"simplejpeg and {'torch' if RESIZES_BY_TORCH else 'Pillow'} (not compiled)"
 
 
 def decode_pixels(data: bytes | memoryview) -> NDArray[np.uint8]:
     """RGB, [height, width, 3]. simplejpeg decodes plain JPEGs to the same pixels as Pillow, without the GIL."""
     whole = data if isinstance(data, bytes) else bytes(data)
-    if whole.startswith(b"\xff\xd8") and whole.find(b"Exif\0") < 0:  # long profiles may stand before it
+    if whole.startswith(b"\xff\xd8") and whole.find(b"Exif\0", 0, _scan_start(whole)) < 0:
         try:
             height, width, space, _ = simplejpeg.decode_jpeg_header(data)
             if height * width <= MAX_PIXELS and space in ("Gray", "YCbCr", "RGB"):
@@ -50,6 +59,14 @@ def decode_pixels(data: bytes | memoryview) -> NDArray[np.uint8]:
         except ValueError:
             pass  # Pillow is asked too: it says what is wrong, or reads it all the same
     return np.asarray(decode_image(data))
+
+
+def _scan_start(jpeg: bytes) -> int:
+    """Where the pictures' own bytes begin, of which there are too many to search; the end where segments are odd."""
+    at = 2
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] not in (b"\xda", b"\xff", b""):
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    return at if jpeg[at : at + 2] == b"\xff\xda" else len(jpeg)
 
 
 def decode_image(data: bytes | memoryview) -> Image.Image:

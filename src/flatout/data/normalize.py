@@ -37,6 +37,18 @@ def _normalize_compiled(images: Tensor, view: View) -> Tensor:
     return out
 
 
+def _normalize_in_cache(images: Tensor, view: View) -> Tensor:
+    """Image by image, each of which stays in the caches from one pass to the next; by numpy, whose passes do not wake
+    torch's threads while workers need the cores."""
+    scale, bias = (each[0].numpy() for each in _constants(view.mean, view.std, images.device, torch.float32))
+    out = _used_memory(images)
+    for pixels, floats in zip(images.numpy(), out.numpy(), strict=True):
+        floats[...] = pixels
+        floats *= scale
+        floats += bias
+    return out
+
+
 def _used_memory(images: Tensor) -> Tensor:
     """Room for their floats. Fresh memory would be mapped page by page: five times the time of the arithmetic."""
     return torch.from_numpy(_FLOATS.take((4 * images.numel(),)).view(np.float32).reshape(tuple(images.shape)))
@@ -60,6 +72,6 @@ def normalize(
     if images.device.type == "cpu" and dtype == torch.float32 and not channels_last:
         if native is not None:
             return _normalize_compiled(images.contiguous(), view)
-        return torch.mul(images, scale, out=_used_memory(images)).add_(bias)
+        return _normalize_in_cache(images, view)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return images.to(dtype, memory_format=layout).mul_(scale).add_(bias)

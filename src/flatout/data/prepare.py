@@ -223,7 +223,7 @@ def _load_one(
     if recipe.view.crop == "raw":
         place_raw(pixels, out)
     else:
-        place(pixels, geometry, out.shape[1], out)
+        place(pixels, geometry, out.shape[1], out, recipe.view.resizes_by_torch)
     stages.fetch += fetched - started
     stages.decode += decoded - fetched
     stages.augment += time.perf_counter() - decoded

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import PIL
-
+from flatout.data.decode import PILLOW_13, RESIZES_BY_TORCH
 from flatout.errors import ConfigError
 
 if TYPE_CHECKING:  # pydantic costs a worker half of its start, and it only needs what was resolved
     from flatout.config.schema import ViewConfig
 
 VERSION = 1  # raised whenever the same draws would give other pixels
-_RESIZE = 13 if int(PIL.__version__.split(".")[0]) >= 13 else 12  # Pillow 13 changed the order of its two passes
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,16 @@ class View:
             self, flip=0.0, colour_jitter=(0.0, 0.0, 0.0), trivial_augment=False, erase=0.0, mixup=0.0, cutmix=0.0
         )
 
+    @property
+    def resizes_by_torch(self) -> bool:
+        """Colour operations would turn a difference of 1 into a larger one: views that have any stay with Pillow."""
+        return RESIZES_BY_TORCH and not any(self.colour_jitter) and not self.trivial_augment
+
     def digest(self) -> str:
         """Identifies the pixels: the name and the normalisation on the device do not count."""
         values = {key: value for key, value in asdict(self).items() if key not in ("name", "mean", "std")}
-        return hashlib.sha256(json.dumps([VERSION, _RESIZE, values], sort_keys=True).encode()).hexdigest()[:16]
+        resize = [13 if PILLOW_13 else 12, *(["torch"] if self.resizes_by_torch else [])]
+        return hashlib.sha256(json.dumps([VERSION, *resize, values], sort_keys=True).encode()).hexdigest()[:16]
 
 
 SHIPPED = {

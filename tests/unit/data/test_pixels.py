@@ -208,3 +208,36 @@ def test_trivial_augment_uses_every_operation() -> None:
     assert counts.min() > 90
     images = {recoloured(view, slot).tobytes() for slot in range(60)}
     assert len(images) > 40
+
+
+def _photo(height: int, width: int, seed: int) -> np.ndarray:
+    coarse = np.random.default_rng(seed).integers(0, 256, (9, 9, 3), np.uint8)
+    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    height=st.integers(1, 700), width=st.integers(1, 700), side=st.sampled_from([32, 64, 224]),
+    seed=st.integers(0, 10),
+)  # fmt: skip
+def test_without_the_compiled_decoder_hardly_a_pixel_is_more_than_one_off(
+    height: int, width: int, side: int, seed: int
+) -> None:
+    row = row_of(replace(SHIPPED["train-224"], scale=(1.0, 1.0), ratio=(width / height, width / height)))
+    by_torch, by_pillow = np.zeros((2, 3, side, side), np.uint8)
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    for image in (_photo(height, width, seed), noise):
+        place(image, row, side, by_torch, by_torch=True)
+        place(image, row, side, by_pillow)
+        differences = np.abs(by_torch.astype(int) - by_pillow)
+        assert differences.max() <= 2
+        assert (differences > 1).mean() <= 1e-3
+
+
+def test_the_resize_in_force_is_part_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, coloured = SHIPPED["train-224"], replace(SHIPPED["train-224"], colour_jitter=(0.1, 0.0, 0.0))
+    monkeypatch.setattr("flatout.data.views.RESIZES_BY_TORCH", False)
+    before = plain.digest(), coloured.digest()
+    monkeypatch.setattr("flatout.data.views.RESIZES_BY_TORCH", True)
+    assert plain.digest() != before[0]
+    assert coloured.digest() == before[1]  # colour operations make more of a difference of 1: Pillow resizes

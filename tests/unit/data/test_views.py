@@ -104,6 +104,14 @@ def test_normalisation_is_that_of_the_view(channels_last: bool) -> None:
 
 
 @pytest.mark.skipif(native is None, reason="the compiled path is not built")
+def test_normalisation_without_the_compiled_path_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randint(0, 256, (5, 3, 33, 47), dtype=torch.uint8)
+    compiled = normalize(images, "train-224").clone()
+    monkeypatch.setattr("flatout.data.normalize.native", None)
+    assert torch.equal(normalize(images, "train-224"), compiled)
+
+
+@pytest.mark.skipif(native is None, reason="the compiled path is not built")
 def test_memory_of_floats_is_used_again_only_when_nobody_holds_it() -> None:
     black, white = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.full((4, 3, 8, 8), 255, dtype=torch.uint8)
     first = normalize(black)
