@@ -142,7 +142,7 @@ static int one_round(blob b, uint8_t *planes) {
     bool resize = draw(4) == 0;
     double row[GEOMETRY_COLUMNS];
     random_geometry(row, side, __builtin_sqrt((double)header.width * header.height));
-    source from = {.data = b.bytes, .bytes = b.size};
+    source from = {.kind = IN_MEMORY, .data = b.bytes, .bytes = b.size};
     int32_t status = 99;
     slice s = {.count = 1, .sources = &from, .geometry = row, .out = planes, .status = &status,
                .size = resize ? 1 + (int)draw(MAX_COMPARED_SIDE) : side};
@@ -168,7 +168,7 @@ static void raw_round(uint8_t *planes) {
     random_geometry(row, 1 + (int)draw(40), __builtin_sqrt((double)shape[0] * shape[1]));
     row[4] = (double)draw(9) - 4;
     row[26] = draw(2);
-    source from = {.data = pixels, .bytes = bytes};
+    source from = {.kind = IN_MEMORY, .data = pixels, .bytes = bytes};
     slice s = {.count = 1, .sources = &from, .raw_shapes = shape, .geometry = row, .out = planes, .status = &status,
                .size = 1 + (int)draw(40), .fill = 200};
     slice_times times = {0};

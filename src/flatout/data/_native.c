@@ -56,6 +56,7 @@ typedef struct {
     size_t objects; /* lent by Python for the sources: one for each, or a few that all of them lie in */
     Py_buffer *source_views;
     PyObject **paths; /* encoded */
+    int *fds;         /* of open files; the caller's list keeps them open */
     Py_buffer which, offsets, lengths, raw_shapes, geometry, out, status;
 } borrowed;
 
@@ -65,12 +66,12 @@ static bool borrow_source(borrowed *b, PyObject *item, Py_ssize_t i) {
     if (item == Py_None || PyExceptionInstance_Check(item)) return true;
     if (PyUnicode_Check(item)) {
         if (!PyUnicode_FSConverter(item, &b->paths[i])) return false; /* refuses an embedded NUL */
-        b->sources[i].path = PyBytes_AsString(b->paths[i]);
+        b->sources[i] = (source){.kind = AT_PATH, .path = PyBytes_AsString(b->paths[i])};
         return true;
     }
     if (PyObject_GetBuffer(item, &b->source_views[i], PyBUF_SIMPLE) != 0) return false;
-    b->sources[i].data = b->source_views[i].len ? b->source_views[i].buf : &nothing;
-    b->sources[i].bytes = (size_t)b->source_views[i].len;
+    b->sources[i] = (source){.kind = IN_MEMORY, .data = b->source_views[i].len ? b->source_views[i].buf : &nothing,
+                             .bytes = (size_t)b->source_views[i].len};
     return true;
 }
 
@@ -78,10 +79,11 @@ static bool reserve_sources(borrowed *b, Py_ssize_t count, Py_ssize_t objects) {
     b->sources = PyMem_Calloc((size_t)count + 1, sizeof *b->sources);
     b->source_views = PyMem_Calloc((size_t)objects + 1, sizeof *b->source_views);
     b->paths = PyMem_Calloc((size_t)objects + 1, sizeof *b->paths);
+    b->fds = PyMem_Calloc((size_t)objects + 1, sizeof *b->fds);
     b->objects = (size_t)objects;
     b->s.sources = b->sources;
     b->s.count = (size_t)count;
-    return (b->sources && b->source_views && b->paths) || PyErr_NoMemory();
+    return (b->sources && b->source_views && b->paths && b->fds) || PyErr_NoMemory();
 }
 
 static bool cut_extents(borrowed *b, size_t bases) {
@@ -90,11 +92,16 @@ static bool cut_extents(borrowed *b, size_t bases) {
     for (size_t i = 0; i < b->s.count; i++) {
         int64_t base = which[i], offset = offsets[i], length = lengths[i]; /* read once: only these are checked */
         if (base < 0 || (size_t)base >= bases || offset < 0 || length < 0)
-            return fail(PyExc_ValueError, "extent %zu lies in none of the buffers", i);
+            return fail(PyExc_ValueError, "extent %zu lies in none of the buffers and files", i);
+        if (!b->source_views[base].obj) {
+            b->sources[i] = (source){.kind = IN_FILE, .fd = b->fds[base], .offset = offset, .bytes = (size_t)length};
+            continue;
+        }
         int64_t left = b->source_views[base].len - offset;
         if (length > left) length = left > 0 ? left : 0; /* of a file that became shorter: its end is judged as damage */
-        b->sources[i].data = length ? (const uint8_t *)b->source_views[base].buf + offset : &nothing;
-        b->sources[i].bytes = (size_t)length;
+        b->sources[i] = (source){.kind = IN_MEMORY,
+                                 .data = length ? (const uint8_t *)b->source_views[base].buf + offset : &nothing,
+                                 .bytes = (size_t)length};
     }
     return true;
 }
@@ -103,7 +110,7 @@ static bool borrow_extents(borrowed *b, PyObject *tuple) {
     PyObject *bases, *which, *offsets, *lengths;
     if (!PyArg_ParseTuple(tuple, "OOOO:sources", &bases, &which, &offsets, &lengths)) return false;
     if (!PyList_Check(bases) || which == Py_None || offsets == Py_None || lengths == Py_None)
-        return fail(PyExc_TypeError, "extents are a list of buffers and three arrays");
+        return fail(PyExc_TypeError, "extents are a list of buffers or files, and three arrays");
     if (!lock(offsets, &b->offsets, "offsets", "lq", -1, false)) return false;
     Py_ssize_t count = b->offsets.len / 8, objects = PyList_Size(bases);
     if (!lock(lengths, &b->lengths, "lengths", "lq", count, false) || !lock(which, &b->which, "which", "il", count, false))
@@ -113,7 +120,12 @@ static bool borrow_extents(borrowed *b, PyObject *tuple) {
     if (!reserve_sources(b, count, objects)) return false;
     for (Py_ssize_t i = 0; i < objects; i++) {
         PyObject *base = PyList_GetItem(bases, i);
-        if (!base || PyObject_GetBuffer(base, &b->source_views[i], PyBUF_SIMPLE) != 0) return false;
+        if (!base) return false;
+        if (!PyObject_CheckBuffer(base)) {
+            if ((b->fds[i] = PyObject_AsFileDescriptor(base)) < 0) return false;
+        } else if (PyObject_GetBuffer(base, &b->source_views[i], PyBUF_SIMPLE) != 0) {
+            return false;
+        }
     }
     return cut_extents(b, (size_t)objects);
 }
@@ -136,7 +148,7 @@ static bool borrow_sources(borrowed *b, PyObject *list) {
 
 static bool check_geometry(const slice *s) {
     for (size_t i = 0; i < s->count; i++) {
-        if (!s->sources[i].path && !s->sources[i].data) continue;
+        if (s->sources[i].kind == NOTHING) continue;
         const char *fault = geometry_fault(s->geometry + i * GEOMETRY_COLUMNS);
         if (fault) return fail(PyExc_ValueError, "geometry row %zu: %s", i, fault);
     }
@@ -154,6 +166,7 @@ static void give_back(borrowed *b) {
     PyMem_Free(b->sources);
     PyMem_Free(b->source_views);
     PyMem_Free(b->paths);
+    PyMem_Free(b->fds);
 }
 
 static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {

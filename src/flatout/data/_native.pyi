@@ -8,12 +8,14 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from flatout.storage.local import OpenFile
+
 ABI: Final[int]
 LIBJPEG_VERSION: Final[str]
 MAX_PIXELS: Final[int]
 
 def load_slice(
-    sources: list[str | Buffer | Exception | None] | tuple[list[Buffer], Buffer, Buffer, Buffer],
+    sources: list[str | Buffer | Exception | None] | tuple[list[Buffer | OpenFile], Buffer, Buffer, Buffer],
     raw_shapes: Buffer | None,
     geometry: Buffer,
     size: int,
@@ -24,8 +26,8 @@ def load_slice(
     """Read, decode, crop, resize, shift and flip N samples; equal to the byte to Pillow's crop() and resize().
 
     sources: per sample a path (str), JPEG bytes or decoded RGB pixels; None, or an exception that says why it
-    could not be fetched, leaves it and its status alone. Or, for stretches of a few buffers: those, and per sample
-    which of them (int32 [N]), offset and length (int64 [N]), cut off where the buffer ends.
+    could not be fetched, leaves it and its status alone. Or, for stretches of a few buffers or open files: those, and
+    per sample which of them (int32 [N]), offset and length (int64 [N]), cut off where the buffer ends.
     raw_shapes: int32 [N, 2], height and width of decoded pixels; (0, 0) or no array at all for JPEGs.
     geometry: float64 [N, 27]: kind, fraction, u, v, dx, dy, 10 widths, 10 heights, flip.
     fill: the value of pixels shifted in from outside.

@@ -21,10 +21,11 @@ from flatout.data.sample_cache import SampleCache
 from flatout.data.views import View
 from flatout.errors import ObjectMissing, StorageError
 from flatout.sampling import batch_count, batch_ids, epoch_order, rank_slice
+from flatout.storage.local import OpenFile
 
 NativeSources = (
     list[Source | StorageError | None]
-    | tuple[list[memoryview], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+    | tuple[list[memoryview | OpenFile], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
 )
 _TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
 

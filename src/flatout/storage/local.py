@@ -1,10 +1,11 @@
-"""A folder, or an uncompressed tar, on a disk of this machine. Files are opened per call, so nothing is held across
-threads, forks or pickles."""
+"""A folder, or an uncompressed tar, on a disk of this machine. Nothing is held across pickles; an open tar is read at
+offsets only, so that threads and forks may share it."""
 
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flatout.errors import AccessDenied, ObjectMissing, StorageError
 from flatout.storage.protocol import Entry, Range
@@ -66,6 +67,21 @@ class FolderStore:
             os.close(file)
 
 
+class OpenFile:
+    """Open for as long as anybody refers to it: who reads at an offset never meets another file of the same number."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+
 @dataclass(eq=False)
 class TarStore:
     """Regular members of an uncompressed tar. The table of offsets is made on first use and travels with a pickle."""
@@ -74,13 +90,31 @@ class TarStore:
     _members: dict[str, tuple[int, int]] | None = field(default=None, repr=False)
     """Name -> offset and length of its bytes."""
     url: str = field(init=False)
+    _file: "OpenFile | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.path
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}  # opened again in the other process
+
     def entries(self) -> Iterator[Entry]:
         for name, (_, byte_count) in self._table().items():
             yield Entry(name, byte_count)
+
+    def file(self) -> "OpenFile":
+        """The archive itself, for those who know the places of its members."""
+        if self._file is None:
+            try:
+                self._file = OpenFile(self.path)  # two threads may both open it: harmless
+            except OSError as error:
+                raise _as_storage_error(self.path, error) from None
+        return self._file
+
+    def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
+        """Offset and length of each; None unless all are members."""
+        found = [self._table().get(name) for name in names]
+        return [place for place in found if place is not None] if None not in found else None
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         table = self._table()

@@ -91,9 +91,14 @@ bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header 
                 slice_times *times);
 double now_seconds(void);
 
+typedef enum { NOTHING, AT_PATH, IN_FILE, IN_MEMORY } source_kind; /* NOTHING: the sample and its status are left alone */
+
 typedef struct {
-    const char *path; /* not NULL: read this file; else `data`; both NULL: leave the sample and its status alone */
-    const uint8_t *data;
+    source_kind kind;
+    const char *path;    /* AT_PATH: read this file */
+    int fd;              /* IN_FILE: read `bytes` at this offset */
+    int64_t offset;
+    const uint8_t *data; /* IN_MEMORY */
     size_t bytes;
 } source;
 

@@ -87,22 +87,32 @@ typedef struct {
     buffer file, last_row;
 } worker;
 
-/* 0 and the whole file in w->file, or a status. Pipes and devices are not opened for reading: they could block. */
-static int read_descriptor(worker *w, int fd, size_t *bytes) {
-    struct stat about;
-    if (fstat(fd, &about) != 0) return -errno;
-    if (S_ISDIR(about.st_mode)) return -EISDIR;
-    if (!S_ISREG(about.st_mode)) return STATUS_NOT_FOR_ME;
-    size_t expected = (size_t)about.st_size;
+/* 0 and up to `expected` bytes in w->file, or a status. */
+static int read_bytes(worker *w, int fd, int64_t offset, size_t expected, size_t *bytes) {
     if (!buffer_reserve(&w->file, expected + 1)) return STATUS_NOT_FOR_ME;
     for (*bytes = 0; *bytes < expected;) {
-        ssize_t got = read(fd, w->file.bytes + *bytes, expected - *bytes);
+        ssize_t got = pread(fd, w->file.bytes + *bytes, expected - *bytes, offset + (int64_t)*bytes);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return -errno;
         if (got == 0) break;
         *bytes += (size_t)got;
     }
     return STATUS_DONE;
+}
+
+/* The whole file. Pipes and devices are not opened for reading: they could block. */
+static int read_descriptor(worker *w, int fd, size_t *bytes) {
+    struct stat about;
+    if (fstat(fd, &about) != 0) return -errno;
+    if (S_ISDIR(about.st_mode)) return -EISDIR;
+    if (!S_ISREG(about.st_mode)) return STATUS_NOT_FOR_ME;
+    return read_bytes(w, fd, 0, (size_t)about.st_size, bytes);
+}
+
+/* A stretch of a file that has become too short is for the caller to name. */
+static int read_stretch(worker *w, const source *from, size_t *bytes) {
+    int status = read_bytes(w, from->fd, from->offset, from->bytes, bytes);
+    return status == STATUS_DONE && *bytes < from->bytes ? STATUS_NOT_FOR_ME : status;
 }
 
 static int read_file(worker *w, const char *path, size_t *bytes) {
@@ -156,11 +166,12 @@ static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, const double
 static int load_sample(worker *w, size_t index) {
     const slice *s = w->s;
     const double *row = s->geometry + index * GEOMETRY_COLUMNS;
-    const uint8_t *data = s->sources[index].data;
-    size_t bytes = s->sources[index].bytes;
-    if (s->sources[index].path) {
+    const source *from = &s->sources[index];
+    const uint8_t *data = from->data;
+    size_t bytes = from->bytes;
+    if (from->kind != IN_MEMORY) {
         double started = now_seconds();
-        int status = read_file(w, s->sources[index].path, &bytes);
+        int status = from->kind == AT_PATH ? read_file(w, from->path, &bytes) : read_stretch(w, from, &bytes);
         w->times->fetch_seconds += now_seconds() - started;
         if (status != STATUS_DONE) return status;
         data = w->file.bytes;
@@ -183,7 +194,7 @@ static int load_sample(worker *w, size_t index) {
 void load_slice(const slice *s, slice_times *times) {
     worker w = {.s = s, .times = times};
     for (size_t i = 0; i < s->count; i++)
-        if (s->sources[i].path || s->sources[i].data) s->status[i] = load_sample(&w, i);
+        if (s->sources[i].kind != NOTHING) s->status[i] = load_sample(&w, i);
     decoder_free(w.jpeg);
     resize_free(&w.resize);
     buffer_free(&w.file);

@@ -1,0 +1,72 @@
+"""Where the bytes of samples come from."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from epochs import VIEW, expected, kept, loader_of
+from small_datasets import jpeg, opened, sample_files, write_files, write_tar
+
+from flatout.data.prepare import Recipe
+from flatout.data.readers import Extents
+from flatout.errors import StorageError
+from flatout.storage.local import OpenFile
+
+
+FILES = {**sample_files(12), **{f"val/{name}/0.jpg": jpeg(0) for name in "ab"}}
+
+
+def recipe_of(path: Path) -> Recipe:
+    return Recipe(opened(path).train, VIEW, seed=1, batch_size=4)
+
+
+def tar_recipe(path: Path) -> Recipe:
+    return recipe_of(write_tar(path, FILES))
+
+
+def test_stretches_are_what_lies_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    extents = Extents(
+        [memoryview(b"abcdef"), OpenFile(str(path))], np.array([0, 1, 1], np.int32), np.array([1, 0, 8]),
+        np.array([2, 3, 2]),
+    )  # fmt: skip
+    assert [bytes(each) for each in extents] == [b"bc", b"012", b"89"]
+    assert [bytes(each) for each in extents[1:]] == [b"012", b"89"]
+
+
+def test_an_open_file_is_closed_with_its_last_reader(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123")
+    file = OpenFile(str(tmp_path / "file"))
+    fd, extents = file.fileno(), Extents([file], np.zeros(1, np.int32), np.zeros(1, np.int64), np.array([4]))
+    del file
+    assert bytes(extents[0]) == b"0123"
+    del extents
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_tar_that_is_moved_is_still_read_and_pickles(tmp_path: Path) -> None:
+    recipe = tar_recipe(tmp_path / "data.tar")
+    before = expected(recipe, 0)
+    again = pickle.loads(pickle.dumps(recipe))
+    (tmp_path / "data.tar").rename(tmp_path / "elsewhere.tar")
+    assert expected(recipe, 0) == before
+    with pytest.raises(StorageError, match=r"data\.tar"):
+        expected(again, 0)
+
+
+def test_a_tar_that_shrinks_is_no_bad_sample(tmp_path: Path) -> None:
+    recipe = tar_recipe(tmp_path / "data.tar")
+    os.truncate(tmp_path / "data.tar", 1024)
+    with pytest.raises(StorageError, match=r"data\.tar: 'the sample at \d+' ended after 0 of"):
+        expected(recipe, 0)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_tar_gives_the_batches_of_its_folder(tmp_path: Path, kind: str) -> None:
+    folder = recipe_of(write_files(tmp_path / "folder", FILES))
+    with loader_of(tar_recipe(tmp_path / "data.tar"), kind, 2) as loader:
+        assert kept(loader.epoch(0)) == expected(folder, 0)
