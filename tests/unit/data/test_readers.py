@@ -14,7 +14,6 @@ from flatout.data.readers import Extents
 from flatout.errors import StorageError
 from flatout.storage.local import OpenFile
 
-
 FILES = {**sample_files(12), **{f"val/{name}/0.jpg": jpeg(0) for name in "ab"}}
 
 
