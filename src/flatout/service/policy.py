@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-HANDFUL = 4
+HANDFUL = 8
 """Batches that a job takes with one ask, where they are ready."""
 
 

@@ -35,6 +35,7 @@ _RETRY_SECONDS = 0.02  # after no room was found for a batch that nobody waits f
 _NEWEST_WEIGHT = 0.2  # of a measurement in a running mean
 _CATCH_UP_BATCHES = 64  # one job may hold up others for, once, if it shares everything with them afterwards
 _SMALL_SECONDS = 0.05  # to make a batch whose handover is worth a thought
+_HELD_SECONDS = 0.25  # what is ready, for the rest of a handful
 _STARVED_SECONDS = 0.5  # since a job last asked: it may still be limited by its data
 
 
@@ -316,7 +317,8 @@ class State:
         self._failures.pop(lease.key, None)
         self._count_made(who, lease, message)
         for job in self.jobs.values():
-            if job.waiting is not None and job.stream is self.streams[lease.key[0]] and not self._more_is_coming(job):
+            waits = job.waiting is not None and job.stream is self.streams[lease.key[0]]
+            if waits and not self._more_is_coming(now, job):
                 self._serve_late(now, job, out)
 
     def _serve_late(self, now: float, job: Job, out: list[Instruction]) -> bool:
@@ -325,15 +327,19 @@ class State:
         self.counts.hits += max(0, served - 1)
         return served > 0
 
-    def _more_is_coming(self, job: Job) -> bool:
+    def _more_is_coming(self, now: float, job: Job) -> bool:
         """A job that is much faster than its data gets small batches by the handful: the same number of them, at a
         fraction of the messages."""
         seconds, step = job.stream.make_seconds, job.step_seconds
         if job.waiting is None or seconds is None or step is None or seconds > _SMALL_SECONDS or 8 * step > seconds:
             return False
-        keys = [job.key(position) for position in range(job.waiting.position, job.waiting.position + job.waiting.count)]
-        missing = next((key for key in keys if key not in self.shelf.entries), None)
-        return missing is not None and missing in self._making
+        if now >= min(job.waiting.until, job.waiting.since + _HELD_SECONDS):
+            return False
+        for position in range(job.waiting.position, job.waiting.position + job.waiting.count):
+            key = job.key(position)
+            if key not in self.shelf.entries:
+                return key in self._making
+        return False
 
     def _count_made(self, who: str, lease: Lease, message: Done) -> None:
         counts, stream, producer = self.counts, self.streams[lease.key[0]], self.producers.get(who)
@@ -400,7 +406,8 @@ class State:
                 out.append(End(lease.holder, f"batch {lease.key[2]} of epoch {lease.key[1]} took over {waited}"))
                 self._gone(now, lease.holder, Lost(reason="it was ended because it hung"), out)
         for job in self.jobs.values():
-            self._answer_if_hopeless(now, job, out)
+            if not self._more_is_coming(now, job):
+                self._answer_if_hopeless(now, job, out)
         if self.policy.keep_alive_seconds is not None:
             self._keep_alive(now, self.policy.keep_alive_seconds, out)
 
