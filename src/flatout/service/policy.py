@@ -42,6 +42,12 @@ def lookahead(window: int, step_seconds: float | None, make_seconds: float | Non
     return min(window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + HANDFUL + 1)
 
 
+def handful(capacity_bytes: int, batch_bytes: int, jobs: int) -> int:
+    """Most batches one answer may hold: what a job has taken stays in the store until it asks again, and all jobs
+    together should not keep more than a quarter of it."""
+    return max(1, min(HANDFUL, capacity_bytes // (4 * batch_bytes * max(1, jobs))))
+
+
 def reuse_score(etas_seconds: Iterable[float]) -> float:
     """How soon and by how many jobs a batch will be needed; 0 for one that nobody needs."""
     return sum(1.0 / (1.0 + eta) for eta in etas_seconds)

@@ -27,7 +27,7 @@ from flatout.service.messages import (
     Tick,
 )
 from flatout.service.parties import Buffer, Counts, Job, Key, Lease, Producer, Stream, Waiting
-from flatout.service.policy import Allowance, Policy, lookahead, reuse_score
+from flatout.service.policy import Allowance, Policy, handful, lookahead, reuse_score
 from flatout.service.shelf import End, Instruction, Shelf, Tell, Touch
 from flatout.units import format_bytes
 
@@ -164,7 +164,8 @@ class State:
         job.asked_at = now
         self._move(job, message.position)
         job.asks[message.position] = job.asks.get(message.position, 0) + 1
-        job.waiting = Waiting(message.position, message.count, now + message.wait_seconds, now)
+        count = min(message.count, handful(self.policy.capacity_bytes, job.stream.batch_bytes, len(self.jobs)))
+        job.waiting = Waiting(message.position, count, now + message.wait_seconds, now)
         served = self._serve(now, job, out)
         self.counts.hits += served
         if not served:

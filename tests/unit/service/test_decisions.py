@@ -13,7 +13,7 @@ from flatout.service.decisions import (
     next_action,
 )
 from flatout.service.messages import Batches, Item
-from flatout.service.policy import Allowance, lookahead, reuse_score
+from flatout.service.policy import HANDFUL, Allowance, handful, lookahead, reuse_score
 
 READY = Batches(items=[Item(position=0, epoch=0, index=0, buffer=1)])
 
@@ -44,6 +44,13 @@ def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
     assert lookahead(16, 1.0, 0.1, 0.0) == 10
     assert lookahead(32, 0.5, 1.0, 2.0) == 21
     assert lookahead(16, 0.001, 1.0, 0.0) == 16
+
+
+def test_a_handful_leaves_room_for_others() -> None:
+    assert handful(4 << 30, 3 << 20, 4) == HANDFUL
+    assert handful(300 << 20, 38 << 20, 4) == 1
+    assert handful(1600, 100, 1) == 4
+    assert handful(1600, 100, 2) == 2
 
 
 def test_what_is_needed_sooner_and_by_more_jobs_is_worth_more() -> None:
