@@ -3,7 +3,7 @@ offsets only, so that threads and forks may share it."""
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,9 +77,9 @@ class OpenFile:
     def fileno(self) -> int:
         return self._fd
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the last reader
         if hasattr(self, "_fd"):
-            os.close(self._fd)
+            close(self._fd)
 
 
 @dataclass(eq=False)
