@@ -28,6 +28,7 @@ class Arena:
         self.rows = rows
         self._pixels = memoryview(pixels)
         self._index = index
+        self._words = index.view(np.int64).reshape(rows, 2)  # the same, faster to gather: end; height, width
         self._used = int(index["end"].max(initial=0))
         self.full = False  # from the first sample on that found no room
         self._lock = threading.Lock()
@@ -45,10 +46,9 @@ class Arena:
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
         """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here."""
-        found = self._index[rows]
-        ends, shapes = found["end"], np.empty((len(rows), 2), np.int32)
-        shapes[:, 0], shapes[:, 1] = found["height"], found["width"]
-        shapes *= (ends > 0)[:, None]
+        found = self._words.take(rows, axis=0)
+        ends = found[:, 0]
+        shapes = np.where(ends[:, None] > 0, found.view(np.int32)[:, 2:], 0)
         lengths = 3 * shapes[:, 0].astype(np.int64) * shapes[:, 1]
         return ends - lengths, lengths, shapes
 

@@ -44,7 +44,7 @@ def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
     """Everything random about these samples in this epoch."""
 
     def numbers(stream: int, count: int) -> NDArray[np.float64]:
-        return _uniforms(seed, epoch, ids, stream, count)
+        return fast_uniforms(seed, epoch, ids, stream, count)
 
     return Draws(
         geometry=_geometry(view, len(ids), numbers(_GEOMETRY, 3 + 2 * TRIES if view.crop == "random-resized" else 3)),
@@ -54,7 +54,8 @@ def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
     )
 
 
-def _uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, count: int) -> NDArray[np.float64]:
+def fast_uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, count: int) -> NDArray[np.float64]:
+    """The same numbers as `uniforms`."""
     if native is None:
         return uniforms(seed, epoch, ids, stream, count)
     out = np.empty((len(ids), count))
@@ -102,7 +103,7 @@ def draw_mix(view: View, seed: int, epoch: int, ids: NDArray[np.int64], side: in
     slots = np.arange(len(ids))
     partner = slots ^ 1
     partner = np.where(partner < len(ids), partner, slots)
-    u = _uniforms(seed, epoch, ids[slots & ~1], _MIX, 3 + 2 * _BETA_TRIES)  # both of a pair draw the same
+    u = fast_uniforms(seed, epoch, ids[slots & ~1], _MIX, 3 + 2 * _BETA_TRIES)  # both of a pair draw the same
     cut = np.full(len(ids), bool(view.cutmix)) if not (view.mixup and view.cutmix) else u[:, 0] < 0.5
     keep = np.where(cut, _beta(view.cutmix, u[:, 3:]), _beta(view.mixup, u[:, 3:]))
     box, area = _cut_box(u[:, 1:3], keep, side)

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flatout.data.batch import Failure, Prepared, StageSeconds, Work
 from flatout.data.dataset import Split
 from flatout.data.decode import Undecodable, decode_pixels, native
-from flatout.data.draws import Draws, Mix, draw, draw_mix
+from flatout.data.draws import Draws, Mix, draw, draw_mix, fast_uniforms
 from flatout.data.pixels import place, place_raw, recolour
 from flatout.data.readers import Extents, Source, read_source
 from flatout.data.sample_cache import SampleCache
@@ -81,7 +81,7 @@ class Recipe:
 
 @lru_cache(maxsize=4)  # two epochs, for training and for looking ahead, of up to two jobs in one process
 def _order(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return epoch_order(samples, seed, epoch)
+    return epoch_order(samples, seed, epoch, fast_uniforms)
 
 
 @dataclass
@@ -148,7 +148,7 @@ def assemble(
     `watch` is told each sample id before it is decoded, one by one in Python, so that a crash can be blamed on the
     right one; without it the compiled decoder takes the whole batch in one call.
     """
-    started, before = time.perf_counter(), replace(fetched.stages)
+    started, before = time.perf_counter(), StageSeconds(**vars(fetched.stages))
     ids, sources, shapes, stages = fetched.ids, fetched.sources, fetched.shapes, fetched.stages
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)

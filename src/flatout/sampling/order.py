@@ -1,24 +1,26 @@
 """Which samples stand in which global batch: pure functions of sizes, seed, epoch and index."""
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.sampling.counter import philox
+from flatout.sampling.counter import uniforms
 
-_ORDER_STREAM = 0xFFFF_0000  # above every stream that `uniforms` is given
+Uniforms = Callable[[int, int, NDArray[np.int64], int, int], NDArray[np.float64]]
+_ORDER_STREAM = 0xFFFF  # no other use of `uniforms` has it
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Every sample id once, in the order of one epoch: ids sorted by a random 64-bit key."""
-    counters = np.zeros((samples, 4), np.uint32)
-    counters[:, 0] = np.arange(samples) & 0xFFFFFFFF
-    counters[:, 1] = np.arange(samples) >> 32
-    counters[:, 2] = epoch & 0xFFFFFFFF
-    counters[:, 3] = _ORDER_STREAM
-    words = philox(seed, counters).astype(np.uint64)
-    return np.argsort(words[:, 0] << np.uint64(32) | words[:, 1], kind="stable").astype(np.int64)
+def epoch_order(samples: int, seed: int, epoch: int, numbers: Uniforms = uniforms) -> NDArray[np.int64]:
+    """Every sample id once, in the order of one epoch: ids sorted by a random 64-bit key. `numbers`: the same as
+    `uniforms`, but faster."""
+    words = (numbers(seed, epoch, np.arange(samples), _ORDER_STREAM, 2) * 2.0**32).astype(np.uint64)
+    keys = words[:, 0] << np.uint64(32) | words[:, 1]
+    order = np.argsort(keys)  # twice as fast as a stable sort, and equal to it unless two keys are
+    if np.any(keys[order[1:]] == keys[order[:-1]]):
+        order = np.argsort(keys, kind="stable")
+    return order.astype(np.int64)
 
 
 def batch_count(samples: int, batch_size: int) -> int:

@@ -234,6 +234,17 @@ def test_shift_and_flip_of_the_identity(flip: int) -> None:
     assert (beyond == 9).all()
 
 
+@pytest.mark.parametrize("flip", [0, 1])
+def test_every_margin_of_every_small_size(flip: int) -> None:
+    for size in range(1, 68):
+        image = picture(size, size, size)
+        rows = [centre(1.0, dx, dy, flip) for dx in range(-10, 11) for dy in (-1, 2)]
+        shapes = np.full((len(rows), 2), size, np.int32)
+        out, _ = load([image.tobytes()] * len(rows), rows, size, shapes, fill=7)
+        expected = np.stack([reference(image, np.clip(row, -size, size), size, 7) for row in rows])
+        assert np.array_equal(out, expected), size
+
+
 # --- sources, buffers and times ----------------------------------------------------------------------------------
 
 

@@ -3,8 +3,21 @@
 
 #include "kernels.h"
 
+/* Rows that no pixel will land on; the margins of the others are theirs to fill. */
 void canvas_clear(const canvas *c) {
-    if (c->dx || c->dy) memset(c->planes, c->fill, 3 * (size_t)c->size * (size_t)c->size);
+    size_t size = (size_t)c->size, plane_bytes = size * size;
+    size_t margin = size * (size_t)(c->dy < 0 ? -c->dy : c->dy), at = c->dy < 0 ? 0 : plane_bytes - margin;
+    for (size_t p = 0; p < 3; p++) memset(c->planes + p * plane_bytes + at, c->fill, margin);
+}
+
+/* The margin of a row before its pixels, which may land on what is too much of it: one store is less than a call. */
+static inline void fill_margin(uint8_t *row, int size, int count, bool at_left, uint8_t fill) {
+    uint64_t word = 0x0101010101010101u * fill;
+    int margin = size - count;
+    if (margin <= (int)sizeof word && size >= (int)sizeof word)
+        memcpy(at_left ? row : row + size - sizeof word, &word, sizeof word);
+    else
+        memset(at_left ? row : row + count, fill, (size_t)margin);
 }
 
 void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) {
@@ -16,6 +29,8 @@ void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) 
     if (count == 0) left = size;
     size_t plane_bytes = (size_t)size * (size_t)size;
     uint8_t *to = c->planes + (size_t)row * (size_t)size;
+    if (count < size)
+        for (size_t p = 0; p < 3; p++) fill_margin(to + p * plane_bytes, size, count, left > 0, c->fill);
     uint8_t *planes[3] = {to + left, to + left + plane_bytes, to + left + 2 * plane_bytes};
     split_pixels(pixels + (size_t)first * (size_t)pixel_bytes, pixel_bytes, c->flip, planes, count);
 }

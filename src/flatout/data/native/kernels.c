@@ -110,33 +110,47 @@ AVX2 static void down_avx2(int taps, const uint8_t *const *rows, const int32_t *
     }
 }
 
-/* 16 pixels: four groups of four, each shuffled to RRRR GGGG BBBB and transposed. Reads exactly 16 pixels. */
-AVX2 static inline void split_sixteen(const uint8_t *pixels, int stride, bool flip, uint8_t *red, uint8_t *green,
-                                      uint8_t *blue) {
-    const __m128i order = flip ? _mm_setr_epi8(3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0)
-                               : _mm_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    const __m128i plane = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2);
-    __m128i shuffle = stride == 3 ? _mm_add_epi8(_mm_add_epi8(order, order), order) : _mm_slli_epi16(order, 2);
-    shuffle = _mm_add_epi8(shuffle, plane);
-    __m128i g[4];
-    for (int i = 0; i < 3; i++) g[flip ? 3 - i : i] = _mm_shuffle_epi8(load16(pixels + 4 * stride * i), shuffle);
-    int back = stride == 3 ? 4 : 0; /* the last group is read from 4 bytes earlier, not to touch what follows */
-    shuffle = _mm_add_epi8(shuffle, _mm_set1_epi8((char)back));
-    g[flip ? 0 : 3] = _mm_shuffle_epi8(load16(pixels + 12 * stride - back), shuffle);
-    __m128i rg01 = _mm_unpacklo_epi32(g[0], g[1]), rg23 = _mm_unpacklo_epi32(g[2], g[3]);
-    __m128i b01 = _mm_unpackhi_epi32(g[0], g[1]), b23 = _mm_unpackhi_epi32(g[2], g[3]);
-    _mm_storeu_si128((__m128i *)(void *)red, _mm_unpacklo_epi64(rg01, rg23));
-    _mm_storeu_si128((__m128i *)(void *)green, _mm_unpackhi_epi64(rg01, rg23));
-    _mm_storeu_si128((__m128i *)(void *)blue, _mm_unpacklo_epi64(b01, b23));
+AVX2 static inline __m256i two_groups(const uint8_t *lower, const uint8_t *upper) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load16(lower)), load16(upper), 1);
+}
+
+/* 16 pixels a lane: four groups of four, each shuffled to RRRR GGGG BBBB and transposed. Reads exactly these pixels. */
+AVX2 static inline void split_lanes(const uint8_t *lower, const uint8_t *upper, int stride, bool flip, __m256i to[3]) {
+    const __m256i order = _mm256_set1_epi32(flip ? 0x00010203 : 0x03020100);
+    const __m256i plane = _mm256_set1_epi64x(0x0202020202020202);
+    __m256i shuffle = stride == 3 ? _mm256_add_epi8(_mm256_add_epi8(order, order), order) : _mm256_slli_epi16(order, 2);
+    shuffle = _mm256_add_epi8(shuffle, _mm256_unpacklo_epi64(_mm256_set1_epi64x(0x0101010100000000), plane));
+    __m256i g[4];
+    for (int i = 0; i < 3; i++)
+        g[flip ? 3 - i : i] = _mm256_shuffle_epi8(two_groups(lower + 4 * stride * i, upper + 4 * stride * i), shuffle);
+    int last = stride == 3 ? 12 * stride - 4 : 12 * stride; /* from 4 bytes earlier, not to touch what follows */
+    shuffle = _mm256_add_epi8(shuffle, _mm256_set1_epi8((char)(12 * stride - last)));
+    g[flip ? 0 : 3] = _mm256_shuffle_epi8(two_groups(lower + last, upper + last), shuffle);
+    __m256i rg01 = _mm256_unpacklo_epi32(g[0], g[1]), rg23 = _mm256_unpacklo_epi32(g[2], g[3]);
+    __m256i b01 = _mm256_unpackhi_epi32(g[0], g[1]), b23 = _mm256_unpackhi_epi32(g[2], g[3]);
+    to[0] = _mm256_unpacklo_epi64(rg01, rg23);
+    to[1] = _mm256_unpackhi_epi64(rg01, rg23);
+    to[2] = _mm256_unpacklo_epi64(b01, b23);
 }
 
 AVX2 static inline void split_blocks(const uint8_t *pixels, const int stride, const bool flip, uint8_t *planes[3],
                                      int count) {
-    for (int i = 0; i < count; i += 16) {
-        if (i > count - 16) i = count - 16; /* the last block overlaps the one before */
-        int to = flip ? count - 16 - i : i;
-        const uint8_t *from = pixels + (size_t)stride * (size_t)i;
-        split_sixteen(from, stride, flip, planes[0] + to, planes[1] + to, planes[2] + to);
+    __m256i split[3];
+    if (count < 32) { /* two halves that overlap */
+        const uint8_t *end = pixels + (size_t)stride * (size_t)(count - 16);
+        split_lanes(flip ? end : pixels, flip ? pixels : end, stride, flip, split);
+        for (int p = 0; p < 3; p++) {
+            _mm_storeu_si128((__m128i *)(void *)planes[p], _mm256_castsi256_si128(split[p]));
+            _mm_storeu_si128((__m128i *)(void *)(planes[p] + count - 16), _mm256_extracti128_si256(split[p], 1));
+        }
+        return;
+    }
+    for (int i = 0; i < count; i += 32) {
+        if (i > count - 32) i = count - 32; /* the last block overlaps the one before */
+        int to = flip ? count - 32 - i : i;
+        const uint8_t *from = pixels + (size_t)stride * (size_t)i, *half = from + 16 * stride;
+        split_lanes(flip ? half : from, flip ? from : half, stride, flip, split);
+        for (int p = 0; p < 3; p++) _mm256_storeu_si256((__m256i *)(void *)(planes[p] + to), split[p]);
     }
 }
 

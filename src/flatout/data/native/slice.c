@@ -10,6 +10,8 @@
 
 #include "native.h"
 
+#define CACHE_LINE 64
+
 enum { KIND, FRACTION, OFFSET_X, OFFSET_Y, SHIFT_X, SHIFT_Y, WIDTHS, HEIGHTS = WIDTHS + 10, FLIP = HEIGHTS + 10 };
 
 bool buffer_reserve(buffer *b, size_t bytes) {
@@ -135,13 +137,19 @@ static bool push_raw(worker *w, const uint8_t *pixels, size_t bytes, size_t widt
     return true;
 }
 
-static bool place_raw(const uint8_t *pixels, size_t width, box b, const canvas *c) {
-    for (int y = 0; y < b.h; y++) canvas_row(c, y, pixels + 3 * ((size_t)(b.y + y) * width + (size_t)b.x), 3);
+/* The next sample lies anywhere in memory: asked for now, line by line, it is there when its turn comes. */
+static bool place_raw(const uint8_t *pixels, size_t width, box b, const canvas *c, const source *next) {
+    size_t row_bytes = 3 * width, asked = 0, last = next && next->kind == IN_MEMORY ? next->bytes : 0;
+    for (int y = 0; y < b.h; y++) {
+        for (size_t share = (size_t)(y + 1) * row_bytes; asked < share && asked < last; asked += CACHE_LINE)
+            __builtin_prefetch(next->data + asked);
+        canvas_row(c, y, pixels + (size_t)(b.y + y) * row_bytes + 3 * (size_t)b.x, 3);
+    }
     return true;
 }
 
 static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32_t *shape, const double *row,
-                     const canvas *c) {
+                     const canvas *c, const source *next) {
     int height = shape[0], width = shape[1]; /* read once: only these are checked */
     if (height <= 0 || width <= 0 || bytes / 3 / (size_t)height != (size_t)width ||
         bytes != 3 * (size_t)height * (size_t)width)
@@ -149,7 +157,7 @@ static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32
     double started = now_seconds();
     box b = choose_box(row, width, height);
     bool done = b.w == c->size && b.h == c->size
-                    ? place_raw(pixels, (size_t)width, b, c)
+                    ? place_raw(pixels, (size_t)width, b, c, next)
                     : resize_begin(&w->resize, b.w, b.h, c) && push_raw(w, pixels, bytes, (size_t)width, b);
     w->times->augment_seconds += now_seconds() - started;
     return done;
@@ -185,7 +193,8 @@ static int load_sample(worker *w, size_t index) {
     canvas_clear(&c);
     const int32_t *shape = s->raw_shapes ? s->raw_shapes + 2 * index : NULL;
     bool is_raw = shape && (shape[0] || shape[1]);
-    bool done = is_raw ? load_raw(w, data, bytes, shape, row, &c) : load_jpeg(w, data, bytes, row, &c);
+    const source *next = index + 1 < s->count ? from + 1 : NULL;
+    bool done = is_raw ? load_raw(w, data, bytes, shape, row, &c, next) : load_jpeg(w, data, bytes, row, &c);
     if (!done) return STATUS_NOT_FOR_ME;
     if (!is_raw) w->times->bytes_read += bytes;
     return STATUS_DONE;
