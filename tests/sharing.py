@@ -132,16 +132,17 @@ def service_with(place: Place, answer: Answer, policy: Policy = ROOMY) -> Iterat
     server = UnixServer(Reception(coordinator, "token"), place.socket)
     maker, stop = Maker(coordinator.store), threading.Event()
 
-    def send(message: Message) -> None:
-        def work() -> None:
-            assert isinstance(message, Produce)
-            maker.learn(message)
-            with suppress(BadBundle):  # the buffer is gone: the lease expired, or the test is over
-                said = answer(maker, message)
-                if said is not None:
-                    coordinator.say("producer", said)
+    def send(*messages: Message) -> None:
+        for message in messages:
+            threading.Thread(target=work, args=(message,), daemon=True).start()
 
-        threading.Thread(target=work, daemon=True).start()
+    def work(message: Message) -> None:
+        assert isinstance(message, Produce)
+        maker.learn(message)
+        with suppress(BadBundle):  # the buffer is gone: the lease expired, or the test is over
+            said = answer(maker, message)
+            if said is not None:
+                coordinator.say("producer", said)
 
     def tick() -> None:
         while not stop.wait(0.1):

@@ -17,7 +17,7 @@ from flatout.service.shelf import Discard, End, Instruction, Make, Tell, Touch
 from flatout.service.specs import batch_key
 from flatout.service.state import State
 
-Send = Callable[[Message], None]
+Send = Callable[..., None]  # of one or more messages
 
 
 class Coordinator:
@@ -48,14 +48,13 @@ class Coordinator:
         with self._lock:
             self._senders.pop(who, None)
             self._enders.pop(who, None)
-            self._handle(who, Lost(reason=reason[:2000]))
+            self._handle(who, [Lost(reason=reason[:2000])])
 
-    def say(self, who: str, message: Message) -> None:
-        """A message from `who`; answers, to whomever, are sent before this returns."""
-        if isinstance(message, Done):
-            message = self._looked_at(message)
+    def say(self, who: str, *messages: Message) -> None:
+        """Messages from `who`; answers, to whomever, are sent before this returns."""
+        looked_at = [self._looked_at(each) if isinstance(each, Done) else each for each in messages]
         with self._lock:
-            self._handle(who, message)
+            self._handle(who, looked_at)
 
     def tick(self) -> None:
         self.say("clock", Tick())
@@ -93,10 +92,12 @@ class Coordinator:
         except (BadBundle, ServiceUnavailable) as error:
             return Failed(lease=message.lease, reason=f"it said done, but {error}"[:2000])
 
-    def _handle(self, who: str, message: Message) -> None:
-        now = self._clock()
-        instructions = self.state.handle(now, who, message)
-        self._record(now, who, message.model_dump() if self._trace is not None else {}, instructions)
+    def _handle(self, who: str, messages: list[Message]) -> None:
+        now, instructions = self._clock(), []
+        for message in messages:
+            decided = self.state.handle(now, who, message)
+            self._record(now, who, message.model_dump() if self._trace is not None else {}, decided)
+            instructions += decided
         self._do(instructions)
 
     def _record(self, now: float, who: str, message: dict[str, Any], instructions: list[Instruction]) -> None:
@@ -105,6 +106,7 @@ class Coordinator:
 
     def _do(self, instructions: list[Instruction]) -> None:
         missing: set[int] = set()
+        letters: dict[str, list[Message]] = {}  # one for each, whatever there is to say: a letter wakes a process
         for each in instructions:
             match each:
                 case Make(buffer, count):
@@ -120,17 +122,20 @@ class Coordinator:
                 case Touch(key):
                     self.store.touch(batch_key(*key))
                 case Tell(to, message):
-                    self._tell(to, _unless_missing(message, missing))
+                    if (left := _unless_missing(message, missing)) is not None:
+                        letters.setdefault(to, []).append(left)
+        for to, messages in letters.items():
+            self._tell(to, messages)
         for buffer in missing:
             given_up = self.state.no_space(buffer)
             self._record(self._clock(), "store", {"kind": "no_space", "buffer": buffer}, given_up)
             self._do(given_up)
 
-    def _tell(self, to: str, message: Message | None) -> None:
+    def _tell(self, to: str, messages: list[Message]) -> None:
         send = self._senders.get(to)
-        if send is not None and message is not None:
+        if send is not None:
             with suppress(ServiceUnavailable):  # its own thread notices that it is gone
-                send(message)
+                send(*messages)
 
 
 def _unless_missing(message: Message, missing: set[int]) -> Message | None:

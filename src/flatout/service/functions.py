@@ -91,11 +91,12 @@ class CallPool:
             seconds_to_start=self._caller.seconds_to_start,
         ))  # fmt: skip
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Produce):
-            if message.spec is not None:
-                self._specs[message.stream] = message.spec
-            self._orders.put(message)
+    def _take(self, *messages: Message) -> None:
+        for message in messages:
+            if isinstance(message, Produce):
+                if message.spec is not None:
+                    self._specs[message.stream] = message.spec
+                self._orders.put(message)
 
     def _hangs(self, reason: str) -> None:
         """A call cannot be ended from here: it is left to itself, and another thread takes its place."""

@@ -77,9 +77,8 @@ class LocalProducers:
         self._coordinator.attach(name, wire.send, lambda reason: process.kill())
         try:
             while True:
-                message = wire.receive(None)
-                if isinstance(message, Joined | Done | Failed):
-                    self._coordinator.say(name, message)
+                heard = [each for each in wire.receive_all() if isinstance(each, Joined | Done | Failed)]
+                self._coordinator.say(name, *heard)
         except ServiceUnavailable as error:
             process.kill()
             return f"{error} (exit status {process.wait()})"

@@ -196,6 +196,8 @@ class Joined(Message):
 
     kind: Literal["joined"] = "joined"
     slots: Annotated[int, Field(ge=0, le=10_000)]
+    spare: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Orders that it takes beyond these, so that it can answer several at once."""
     usd_per_second: Seconds = 0.0
     seconds_to_start: Seconds = 0.0
 

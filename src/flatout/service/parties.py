@@ -80,6 +80,7 @@ class Job:
 class Producer:
     name: str
     slots: int = 0
+    spare: int = 0  # orders that may wait at it beyond these
     usd_per_second: float = 0.0
     seconds_to_start: float = 0.0
     leases: set[int] = field(default_factory=set)

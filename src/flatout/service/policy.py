@@ -7,6 +7,8 @@ from typing import Literal
 
 HANDFUL = 8
 """Batches that a job takes with one ask, where they are ready."""
+SMALL_SECONDS = 0.05
+"""To make a batch whose handover is worth a thought: of messages about it, several go together."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,11 @@ from flatout.cache.batch_store import BatchStore
 from flatout.cache.bundle import payload, write_bundle
 from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.service.messages import Done, Failed, Joined, Message, Produce
+from flatout.service.policy import SMALL_SECONDS
 from flatout.service.specs import AnotherDataset, Preparer, batch_key, open_preparer
 from flatout.service.wire import Wire
+
+_TOGETHER = 4  # answers in one letter
 
 
 class Maker:
@@ -85,38 +88,60 @@ class _Process:
         self._threads = threads
         self._orders: queue.SimpleQueue[tuple[Produce, float]] = queue.SimpleQueue()
         self._hands = 0
+        self._spare = -1
         self._sending = threading.Lock()
+        self._answers: list[Message] = []  # that wait for the next one
+        self._answers_of = ""  # the stream they are of
 
     def run(self) -> None:
-        self._grow(self._threads, self._threads + 1)  # one order more than hands: nobody waits for the next
+        self._grow(self._threads, 0)
         while True:
-            order = self._wire.receive(None)
-            if isinstance(order, Produce):
-                self._maker.learn(order)
-                self._orders.put((order, time.perf_counter()))
+            for order in self._wire.receive_all():
+                if isinstance(order, Produce):
+                    self._maker.learn(order)
+                    self._orders.put((order, time.perf_counter()))
 
-    def _grow(self, hands: int, slots: int) -> None:
+    def _grow(self, hands: int, spare: int) -> None:
+        if (hands, spare) == (self._hands, self._spare):
+            return
         while self._hands < hands:
             self._hands += 1
             threading.Thread(target=self._work, name=f"flatout-producer {self._hands}", daemon=True).start()
-        self._send(Joined(slots=slots))
+        self._spare = spare
+        with self._sending:
+            self._wire.send(Joined(slots=hands + 1, spare=spare))  # one more than hands: nobody waits for the next
 
     def _work(self) -> None:
         free = 0.0
         while True:
             order, came = self._orders.get()
-            answer = self._maker.make(order, max(came, free))
-            free = time.perf_counter()
             with suppress(ServiceUnavailable):  # the main thread notices, and ends the process
-                self._send(answer)
-            preparer = self._maker.preparer(order.stream)
-            if not isinstance(preparer, Failed) and self._hands < self._threads + preparer.in_flight - 1:
-                with suppress(ServiceUnavailable):  # data that is waited for: more orders at once
-                    self._grow(self._threads + preparer.in_flight - 1, self._threads + preparer.in_flight)
+                if order.stream != self._answers_of:
+                    self._send_answers(order.stream)
+                answer = self._maker.make(order, max(came, free))
+                free = time.perf_counter()
+                most = 2 * SMALL_SECONDS if self._spare else SMALL_SECONDS  # not to and fro where they are about that
+                small = isinstance(answer, Done) and answer.seconds < most
+                self._answer(answer, small)
+                preparer = self._maker.preparer(order.stream)
+                if not isinstance(preparer, Failed):  # data that is waited for: more orders at once
+                    hands = max(self._hands, self._threads + preparer.in_flight - 1)
+                    self._grow(hands, _TOGETHER - 1 if small else 0)
 
-    def _send(self, message: Message) -> None:
+    def _answer(self, answer: Message, small: bool) -> None:
+        """Batches that are made in no time are answered several at once, as long as there is another to make: every
+        letter wakes the coordinator, on a core that could make batches."""
         with self._sending:
-            self._wire.send(message)
+            self._answers.append(answer)
+            waits = small and len(self._answers) < _TOGETHER and not self._orders.empty()
+        if not waits:
+            self._send_answers(self._answers_of)
+
+    def _send_answers(self, next_stream: str) -> None:
+        with self._sending:
+            answers, self._answers, self._answers_of = self._answers, [], next_stream
+            if answers:
+                self._wire.send(*answers)
 
 
 def main() -> None:

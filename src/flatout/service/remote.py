@@ -46,6 +46,10 @@ class _Session:
         self.heard_at = time.monotonic()
         self.busy = threading.Lock()
 
+    def answer(self, *messages: Message) -> None:
+        for message in messages:
+            self.answers.put(message)
+
 
 class GrpcServer:
     """Brings gRPC calls to the reception."""
@@ -90,7 +94,7 @@ class GrpcServer:
         who, answer = self._reception.greet(message)
         if who and len(name) >= 32:
             session = self._sessions[name] = _Session(who)
-            self._reception.coordinator.attach(who, session.answers.put)
+            self._reception.coordinator.attach(who, session.answer)
             self._reception.came(who)
         return answer
 

@@ -123,9 +123,9 @@ class UnixServer:
         sending = threading.Lock()
         self._wires.add(wire)
 
-        def send(message: Message) -> None:
+        def send(*messages: Message) -> None:
             with sending:
-                wire.send(message)
+                wire.send(*messages)
 
         try:
             who, answer = reception.greet(wire.receive(_HELLO_SECONDS))

@@ -65,7 +65,7 @@ class Shelf:
         self.entries: dict[Key, Buffer] = {}  # ready ones
         self.buffers: OrderedDict[int, Buffer] = OrderedDict()  # in the order in which they are looked at
         self.unneeded: OrderedDict[int, None] = OrderedDict()  # ready, and no job will read them; oldest first
-        self.losses = 0  # batches that were there, or were being made, and are not any more
+        self.losses = 0  # batches that were there, or were being made, and are not any more although a job needs them
         self._counts = counts
         self._reuse = reuse
         self._is_needed = is_needed
@@ -151,7 +151,7 @@ class Shelf:
         return buffer.used_at if self.policy.eviction == "lru" or buffer.key is None else self._reuse(buffer.key)
 
     def _forget(self, buffer: Buffer) -> None:
-        self.losses += 1
+        self.losses += buffer.number not in self.unneeded
         self.unneeded.pop(buffer.number, None)
         if buffer.key is not None and self.entries.get(buffer.key) is buffer:
             del self.entries[buffer.key]

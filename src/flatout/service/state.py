@@ -27,14 +27,13 @@ from flatout.service.messages import (
     Tick,
 )
 from flatout.service.parties import Buffer, Counts, Job, Key, Lease, Producer, Stream, Waiting
-from flatout.service.policy import Allowance, Policy, handful, lookahead, reuse_score
+from flatout.service.policy import SMALL_SECONDS, Allowance, Policy, handful, lookahead, reuse_score
 from flatout.service.shelf import End, Instruction, Shelf, Tell, Touch
 from flatout.units import format_bytes
 
 _RETRY_SECONDS = 0.02  # after no room was found for a batch that nobody waits for
 _NEWEST_WEIGHT = 0.2  # of a measurement in a running mean
 _CATCH_UP_BATCHES = 64  # one job may hold up others for, once, if it shares everything with them afterwards
-_SMALL_SECONDS = 0.05  # to make a batch whose handover is worth a thought
 _HELD_SECONDS = 0.25  # what is ready, for the rest of a handful
 _STARVED_SECONDS = 0.5  # since a job last asked: it may still be limited by its data
 
@@ -99,7 +98,7 @@ class State:
     def _joined(self, who: str, message: Joined) -> None:
         """Said again when a producer finds that it can take more orders at once."""
         producer = self.producers.setdefault(who, Producer(who))
-        producer.slots, producer.usd_per_second = message.slots, message.usd_per_second
+        producer.slots, producer.spare, producer.usd_per_second = message.slots, message.spare, message.usd_per_second
         producer.seconds_to_start = message.seconds_to_start
 
     # Jobs
@@ -179,6 +178,7 @@ class State:
             for passed in range(before, position):
                 self.shelf.note_need(job.key(passed))
         else:  # it starts again, or made many batches itself
+            job.checked = (-1, 0)
             self.shelf.note_needs(job.stream.name)
 
     def _serve(self, now: float, job: Job, out: list[Instruction]) -> int:
@@ -332,7 +332,7 @@ class State:
         """A job that is much faster than its data gets small batches by the handful: the same number of them, at a
         fraction of the messages."""
         seconds, step = job.stream.make_seconds, job.step_seconds
-        if job.waiting is None or seconds is None or step is None or seconds > _SMALL_SECONDS or 8 * step > seconds:
+        if job.waiting is None or seconds is None or step is None or seconds > SMALL_SECONDS or 8 * step > seconds:
             return False
         if now >= min(job.waiting.until, job.waiting.since + _HELD_SECONDS):
             return False
@@ -453,7 +453,7 @@ class State:
 
     def _idle_producer(self, now: float) -> Producer | None:
         """The cheapest with a free hand, and of those the least busy."""
-        idle = [each for each in self.producers.values() if each.free > 0]
+        idle = [each for each in self.producers.values() if each.free + each.spare > 0]
         chosen = min(idle, key=lambda each: (each.usd_per_second, -each.free), default=None)
         return None if chosen is not None and chosen.usd_per_second and not self.allowance.allows(now) else chosen
 

@@ -18,10 +18,10 @@ class Wire:
         self._socket = sock
         self._pending = bytearray()
 
-    def send(self, message: Message) -> None:
+    def send(self, *messages: Message) -> None:
         try:
             self._socket.settimeout(_STALL_SECONDS)  # as in _take without a deadline: two threads share this setting
-            self._socket.sendall(encode(message))
+            self._socket.sendall(b"".join([encode(each) for each in messages]))
         except OSError as error:
             raise ServiceUnavailable(f"the connection to the service of shared batches broke: {error}") from None
 
@@ -30,6 +30,13 @@ class Wire:
         until = None if deadline_seconds is None else time.monotonic() + deadline_seconds
         count = body_bytes(bytes(self._take(FRAME.size, until)))
         return decode_body(bytes(self._take(count, until)))
+
+    def receive_all(self) -> list[AnyMessage]:
+        """The next message, and those that came with it."""
+        messages = [self.receive(None)]
+        while self._has_whole_message():
+            messages.append(self.receive(None))
+        return messages
 
     def begin(self, message: Message, deadline_seconds: float) -> Callable[[], AnyMessage]:
         self.send(message)
@@ -45,6 +52,10 @@ class Wire:
         """From another thread: whoever is receiving hears that it is over, here and at the other end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _has_whole_message(self) -> bool:
+        frame = bytes(self._pending[: FRAME.size])
+        return len(frame) == FRAME.size and len(self._pending) >= FRAME.size + body_bytes(frame)
 
     def _take(self, count: int, until: float | None) -> bytearray:
         while len(self._pending) < count:
