@@ -6,7 +6,6 @@ The header is written last, so a buffer that somebody died in never holds the he
 """
 
 import hashlib
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json, to_json  # a third of the time of `json`, for every batch of every job
 
 from flatout.errors import BadBundle, NoSpace
 
@@ -61,7 +61,7 @@ def write_bundle(buffer: memoryview, key: bytes, arrays: Mapping[str, NDArray[An
             whole[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         table.append([name, array.dtype.str, list(array.shape), start])
         end = start + array.nbytes
-    words = json.dumps({"arrays": table, "meta": meta}, separators=(",", ":")).encode()
+    words = to_json({"arrays": table, "meta": meta})
     if end + len(words) > len(whole):
         raise NoSpace(f"{len(words)} bytes of metadata do not fit a buffer of {len(whole)} bytes")
     whole[end : end + len(words)] = np.frombuffer(words, np.uint8)
@@ -74,7 +74,7 @@ def read_bundle(buffer: memoryview, key: bytes, verify: bool) -> Bundle:
     """Arrays on the buffer's memory. `verify` reads all of it; without, the header must still be right for the key."""
     end, total = check_bundle(buffer, key, verify)
     try:
-        document = json.loads(bytes(buffer[end:total]))
+        document = from_json(bytes(buffer[end:total]))
         arrays = dict(_array(buffer, end, *row) for row in document["arrays"][:_MOST_ARRAYS])
         return Bundle(arrays, dict(document["meta"]), total)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -96,10 +96,10 @@ def check_bundle(buffer: memoryview, key: bytes, verify: bool) -> tuple[int, int
 def _array(buffer: memoryview, end: int, name: str, dtype: str, shape: list[int], start: int) -> tuple[str, Any]:
     if dtype not in _DTYPES or len(shape) > _MOST_AXES or not all(type(each) is int and each >= 0 for each in shape):
         raise ValueError(f"array {str(name)[:40]!r} of type {str(dtype)[:10]!r} and shape {str(shape)[:60]}")
-    kind, count = _DTYPES[dtype], prod(shape)
-    if type(start) is not int or start < HEADER_BYTES or start + count * kind.itemsize > end:
+    kind = _DTYPES[dtype]
+    if type(start) is not int or start < HEADER_BYTES or start + prod(shape) * kind.itemsize > end:
         raise ValueError(f"array {name!r} reaches past the batch")
-    return name, np.frombuffer(buffer, kind, count, start).reshape(shape)
+    return name, np.ndarray(shape, kind, buffer, start)
 
 
 def checksum(buffer: memoryview, end: int, total: int, key: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,12 @@ class StageSeconds:
     store_bytes: int = 0
 
     def add(self, other: "StageSeconds") -> None:
+        mine = vars(self)
         for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+            mine[name] += value
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """A stretch of time a worker spent on one batch, by time.perf_counter, for the lanes of the timeline."""
 
     worker: str

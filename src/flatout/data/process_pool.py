@@ -151,7 +151,7 @@ class ProcessPool:
             offset = _HEADER_BYTES + worker.received % _SLOTS * self._buffer_bytes
             images.reshape(-1)[:] = np.frombuffer(worker.memory, np.uint8, images.size, offset)
             message.images = images
-            message.work = [replace(each, worker=f"worker {worker.process.pid}") for each in message.work]
+            message.work = [each._replace(worker=f"worker {worker.process.pid}") for each in message.work]
         worker.received += 1
         with suppress(OSError):
             worker.connection.send("go")

@@ -6,13 +6,13 @@ never travel in messages: they lie in the store.
 """
 
 import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flatout.errors import ServiceUnavailable
 
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 1 << 20
 FRAME = struct.Struct("<3sBI")
 _MAGIC = b"FOs"
@@ -91,10 +91,12 @@ class Next(Message):
     step_seconds: Seconds | None = None
 
 
-class Item(Message):
+class Item(NamedTuple):
+    """A batch that is ready; an array in JSON."""
+
     position: Count
     epoch: Count
-    index: Count
+    batch: Count
     buffer: Count
 
 

@@ -27,6 +27,7 @@ class Waiting:
     count: int
     until: float
     since: float
+    ready: int = 0  # of these, from the first on, that have been seen to be there
 
 
 @dataclass

@@ -145,8 +145,7 @@ def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     if prepared.mix is not None:
         arrays |= {f"mix.{name}": value for name, value in vars(prepared.mix).items()}
     failures = [[each.sample_id, each.name, each.reason] for each in prepared.failures]
-    work = [[each.worker, each.stage, each.start, each.seconds] for each in prepared.work]
-    return arrays, {"failures": failures, "stages": vars(prepared.stages), "work": work}
+    return arrays, {"failures": failures, "stages": vars(prepared.stages), "work": prepared.work}
 
 
 def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Prepared:

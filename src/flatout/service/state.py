@@ -194,7 +194,7 @@ class State:
             buffer.readers += 1
             buffer.used_at = now
             job.held[buffer.number] = job.held.get(buffer.number, 0) + 1
-            items.append(Item(position=position, epoch=key[1], index=key[2], buffer=buffer.number))
+            items.append(Item(position, key[1], key[2], buffer.number))
         if items:
             self._answer(job, out, items)
         return len(items)
@@ -331,15 +331,16 @@ class State:
     def _more_is_coming(self, now: float, job: Job) -> bool:
         """A job that is much faster than its data gets small batches by the handful: the same number of them, at a
         fraction of the messages."""
-        seconds, step = job.stream.make_seconds, job.step_seconds
-        if job.waiting is None or seconds is None or step is None or seconds > SMALL_SECONDS or 8 * step > seconds:
+        seconds, step, waiting = job.stream.make_seconds, job.step_seconds, job.waiting
+        if waiting is None or seconds is None or step is None or seconds > SMALL_SECONDS or 8 * step > seconds:
             return False
-        if now >= min(job.waiting.until, job.waiting.since + _HELD_SECONDS):
+        if now >= min(waiting.until, waiting.since + _HELD_SECONDS):
             return False
-        for position in range(job.waiting.position, job.waiting.position + job.waiting.count):
-            key = job.key(position)
+        while waiting.ready < waiting.count:
+            key = job.key(waiting.position + waiting.ready)
             if key not in self.shelf.entries:
                 return key in self._making
+            waiting.ready += 1
         return False
 
     def _count_made(self, who: str, lease: Lease, message: Done) -> None:

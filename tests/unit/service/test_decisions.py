@@ -15,7 +15,7 @@ from flatout.service.decisions import (
 from flatout.service.messages import Batches, Item
 from flatout.service.policy import HANDFUL, Allowance, handful, lookahead, reuse_score
 
-READY = Batches(items=[Item(position=0, epoch=0, index=0, buffer=1)])
+READY = Batches(items=[Item(position=0, epoch=0, batch=0, buffer=1)])
 
 
 def test_what_is_ready_is_taken_and_what_is_denied_is_made() -> None:

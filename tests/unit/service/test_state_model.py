@@ -109,7 +109,7 @@ class Coordinator(RuleBasedStateMachine):
             epoch, index = self.first[job]
             epochs, within = divmod(position + number, PER_EPOCH)
             expected = (epoch + epochs, (index + within) % PER_EPOCH)
-            assert (item.position, item.epoch, item.index) == (position + number, *expected)
+            assert (item.position, item.epoch, item.batch) == (position + number, *expected)
             assert self.content[item.buffer] == (self.stream[job], *expected), "ready, and not written"
             self.held[job].append(item.buffer)
         if self.asked[job, position] >= MOST_ASKS and not answer.items:
