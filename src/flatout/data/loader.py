@@ -203,6 +203,10 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
     if is_remote(recipe.split):  # fetchers do the waiting
         return workers_for(usable_cores(), device_kind, 0.0)
     few = with_raw_shape(replace(recipe, batch_size=min(recipe.batch_size, _MEASURED)))
+    one = replace(few, batch_size=1)
+    prepare(
+        one, 0, 0, np.empty(one.shape(0), np.uint8)
+    )  # what is done once, as finding all samples of a tar, is no wait
     stages = prepare(few, 0, 0, np.empty(few.shape(0), np.uint8)).stages
     return workers_for(usable_cores(), device_kind, stages.fetch / max(stages.decode + stages.augment, 1e-6))
 

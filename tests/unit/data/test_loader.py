@@ -189,3 +189,17 @@ def test_auto_measures_how_long_reading_takes(recipe: Recipe, monkeypatch: pytes
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + slept[0])
     monkeypatch.setattr(Split, "locate", slow)
     assert choose_workers("auto", "cuda", recipe) == 16
+
+
+def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    locate, clock, calls = Split.locate, time.perf_counter, [0]
+
+    def slow_at_first(*args: Any) -> Any:
+        calls[0] += 1
+        return locate(*args)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + (1000.0 if calls[0] else 0.0))
+    monkeypatch.setattr(Split, "locate", slow_at_first)
+    assert choose_workers("auto", "cuda", recipe) == 2
+    assert calls[0] > 1
