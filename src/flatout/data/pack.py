@@ -117,8 +117,9 @@ class PackReader:
         if self.store.local_path(self.shard_names[0]) is None:
             where = zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
             return self.store.read_many([Range(self.shard_names[s], offset, length) for s, offset, length in where])
-        used, which = np.unique(shards, return_inverse=True)
-        bases = [self._mapped(shard) for shard in used.tolist()]
+        used = np.bincount(shards, minlength=1) > 0
+        which = (np.cumsum(used) - 1)[shards]  # np.unique does the same, in ten times the time
+        bases = [self._mapped(shard) for shard in np.flatnonzero(used).tolist()]
         return Extents(bases, which.astype(np.int32), offsets.astype(np.int64), lengths.astype(np.int64))
 
     def shapes(self, rows: Rows) -> NDArray[np.int32] | None:

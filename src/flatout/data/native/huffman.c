@@ -1,6 +1,6 @@
 /* libjpeg-turbo spends most of a decode in its Huffman decoder. This one is half as fast again: stuffed bytes are
  * removed beforehand, so that the bit buffer refills without a branch; one look-up says how to take a coefficient
- * apart, whatever its value; blocks outside the wanted columns are parsed but not stored.
+ * apart, whatever its value; blocks outside the wanted columns are passed over, several coefficients at once.
  *
  * Contract with libjpeg: where a scan is plain and its tables are sound, entropy->decode_mcu is replaced when the scan
  * starts, and libjpeg's own tables are not built (a twentieth of decoding a small picture); the rest of libjpeg never
@@ -42,6 +42,36 @@ static uint32_t table_entry(unsigned length, unsigned symbol, bool is_dc) {
     return (length + size) | length << 8 | (64 - size) << 16 | step << 24;
 }
 
+/* Coefficients that nobody wants are passed over several at once, since their values need not be looked at: as many as
+ * have their codes within the look-up, and the end of the block if it comes next.
+ *   bits 0-4 length of all, 5-10 steps, 15 the block ends; 0: to be looked at one by one */
+#define SKIP_LENGTH(skip) ((skip) & 31)
+#define SKIP_STEPS(skip) ((skip) >> 5 & 63)
+#define SKIP_ENDS(skip) ((skip) >> 15)
+
+static uint16_t skip_entry(const huffman_table *t, unsigned bits) {
+    int length = 0, steps = 0, ends = 0;
+    while (length < SKIP_BITS) {
+        uint32_t entry = t->lookup[(bits << length & ((1 << SKIP_BITS) - 1)) >> (SKIP_BITS - LOOKUP_BITS)];
+        int code = CODE_LENGTH(entry);
+        if (code == 0 || length + code > SKIP_BITS) break;
+        if (entry & SPECIAL) {
+            ends = STEP(entry) == 0;
+            length += ends ? code : 0;
+            break;
+        }
+        if (steps + STEP(entry) > 63) break;
+        length += TOTAL_LENGTH(entry);
+        steps += STEP(entry);
+    }
+    return (uint16_t)(length | steps << 5 | ends << 15);
+}
+
+static void build_skips(huffman_table *t) {
+    for (unsigned i = 0; i < 1 << SKIP_BITS; i++) t->skips[i] = skip_entry(t, i);
+    t->has_skips = true;
+}
+
 /* What libjpeg asks of a table: at most 256 codes, none of them all ones, and differences of at most 15 bits. */
 static bool is_sound(const JHUFF_TBL *table, bool is_dc) {
     unsigned code = 0, index = 0;
@@ -57,8 +87,11 @@ static bool is_sound(const JHUFF_TBL *table, bool is_dc) {
 
 static bool build_table(huffman_table *t, const JHUFF_TBL *from, bool is_dc) {
     if (!from) return false;
-    if (t->built && !memcmp(t->lengths, from->bits, 17) && !memcmp(t->symbols, from->huffval, 256)) return true;
+    if (t->built && !memcmp(t->lengths, from->bits, 17) && !memcmp(t->symbols, from->huffval, 256))
+        return t->repeated = true;
     if (!is_sound(from, is_dc)) return false;
+    t->repeated = t->has_skips = false;
+    memset(t->skips, 0, sizeof t->skips);
     memcpy(t->lengths, from->bits, 17);
     memcpy(t->symbols, from->huffval, 256);
     for (unsigned i = 0; i < 1 << LOOKUP_BITS; i++) t->lookup[i] = SPECIAL;
@@ -178,7 +211,17 @@ static inline __attribute__((always_inline)) bool read_ac(bit_reader *r, const h
     while (k < 63) {
         uint32_t entry = 0;
         refill(r);
-        for (int i = 0; i < 2; i++) { /* a coefficient takes at most 26 of the 56 bits, a special code 16 */
+        for (int i = 0; i < 2; i++) { /* a look-up takes at most 27 of the 56 bits, a special code 16 */
+            if (!block) {
+                unsigned skip = t->skips[r->bits >> (64 - SKIP_BITS)];
+                int after = k + (int)SKIP_STEPS(skip);
+                if (skip && after + (int)SKIP_ENDS(skip) <= 63) { /* else the last of these are the next block's */
+                    drop(r, (int)SKIP_LENGTH(skip));
+                    k = after;
+                    if (SKIP_ENDS(skip) || k == 63) return true;
+                    continue;
+                }
+            }
             entry = t->lookup[r->bits >> (64 - LOOKUP_BITS)];
             if (entry & SPECIAL) break;
             k += STEP(entry);
@@ -287,6 +330,15 @@ static bool is_for_us(huffman_decoder *h, j_decompress_ptr cinfo) {
     return unstuff(h, cinfo->src->next_input_byte, cinfo->src->bytes_in_buffer, cinfo->restart_interval > 0);
 }
 
+/* Where there is something to pass over, by tables that pictures have in common: to build them for one picture costs
+ * what they save. */
+void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
+    h->first_column = first_column;
+    h->last_column = last_column;
+    for (int i = 0; i < NUM_HUFF_TBLS && (first_column > 0 || last_column + 1 < h->columns); i++)
+        if (h->ac[i].repeated && !h->ac[i].has_skips) build_skips(&h->ac[i]);
+}
+
 static void without_tables(j_decompress_ptr cinfo) { (void)cinfo; }
 
 static void start_scan(j_decompress_ptr cinfo) {
@@ -318,13 +370,11 @@ void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) {
 #else /* without libjpeg's internal header the stock decoder stays */
 
 void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) { (void)h, (void)cinfo; }
+void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
+    (void)h, (void)first_column, (void)last_column;
+}
 
 #endif
-
-void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
-    h->first_column = first_column;
-    h->last_column = last_column;
-}
 
 void huffman_free(huffman_decoder *h) {
     buffer_free(&h->stream);

@@ -10,11 +10,13 @@
 #include "native.h"
 
 #define LOOKUP_BITS 11 /* 10 and 12 measure within 2 % of it, 9 is 5 % slower */
+#define SKIP_BITS 12
 
 typedef struct {
     uint8_t lengths[17], symbols[256]; /* what the tables below were built from */
-    bool built;
+    bool built, repeated, has_skips;
     uint32_t lookup[1 << LOOKUP_BITS];
+    uint16_t skips[1 << SKIP_BITS];
     uint32_t code_end[17];     /* one past the last code of each length, left-aligned to 16 bits */
     int symbol_offset[17];     /* index of a code's symbol = code + symbol_offset[length] */
 } huffman_table;
