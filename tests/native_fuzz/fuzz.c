@@ -132,7 +132,8 @@ static bool equals(const uint8_t *planes, int size, const uint8_t *pixels, int w
     return true;
 }
 
-/* 0: declined, 1: accepted, 2: accepted and compared; -1: a wrong picture. */
+/* 0: declined, 1: accepted, 2: accepted and compared; -1: a wrong picture. Twice in one slice: tables that repeat are
+ * read by a way of their own. */
 static int one_round(blob b, uint8_t *planes) {
     jpeg_header header;
     bool sound = jpeg_inspect(b.bytes, b.size, &header);
@@ -140,15 +141,19 @@ static int one_round(blob b, uint8_t *planes) {
     int least = header.width < header.height ? header.width : header.height;
     int side = 1 + (int)draw((unsigned)(least < MAX_COMPARED_SIDE ? least : MAX_COMPARED_SIDE));
     bool resize = draw(4) == 0;
-    double row[GEOMETRY_COLUMNS];
+    double row[2 * GEOMETRY_COLUMNS];
     random_geometry(row, side, __builtin_sqrt((double)header.width * header.height));
-    source from = {.kind = IN_MEMORY, .data = b.bytes, .bytes = b.size};
-    int32_t status = 99;
-    slice s = {.count = 1, .sources = &from, .geometry = row, .out = planes, .status = &status,
+    memcpy(row + GEOMETRY_COLUMNS, row, GEOMETRY_COLUMNS * sizeof *row);
+    source from = {.kind = IN_MEMORY, .data = b.bytes, .bytes = b.size}, twice[2] = {from, from};
+    int32_t status[2] = {99, 99};
+    slice s = {.count = 2, .sources = twice, .geometry = row, .out = planes, .status = status,
                .size = resize ? 1 + (int)draw(MAX_COMPARED_SIDE) : side};
     slice_times times = {0};
     load_slice(&s, &times);
-    if (status != STATUS_DONE || resize || !sound) return status == STATUS_DONE;
+    size_t bytes = 3 * (size_t)s.size * (size_t)s.size;
+    if (status[0] != status[1]) return -1;
+    if (status[0] == STATUS_DONE && memcmp(planes, planes + bytes, bytes)) return -1;
+    if (status[0] != STATUS_DONE || resize || !sound) return status[0] == STATUS_DONE;
     int width, height;
     uint8_t *pixels = plain_decode(b, &width, &height);
     box chosen = choose_box(row, header.width, header.height);
@@ -187,7 +192,7 @@ int main(int count, char **arguments) {
     unsigned files = (unsigned)count - 3;
     blob *corpus = calloc(files, sizeof *corpus);
     for (unsigned i = 0; i < files; i++) corpus[i] = read_blob(arguments[3 + i]);
-    uint8_t *planes = malloc(3 * MAX_COMPARED_SIDE * MAX_COMPARED_SIDE);
+    uint8_t *planes = malloc(2 * 3 * MAX_COMPARED_SIDE * MAX_COMPARED_SIDE);
     for (unsigned long i = 0; i < rounds; i++) {
         blob mutated = mutate(corpus[draw(files)], corpus[draw(files)]);
         int result = one_round(mutated, planes);
