@@ -120,13 +120,17 @@ class _Process:
                     self._send_answers(order.stream)
                 answer = self._maker.make(order, max(came, free))
                 free = time.perf_counter()
-                most = 2 * SMALL_SECONDS if self._spare else SMALL_SECONDS  # not to and fro where they are about that
-                small = isinstance(answer, Done) and answer.seconds < most
-                self._answer(answer, small)
                 preparer = self._maker.preparer(order.stream)
+                waits_for_data = not isinstance(preparer, Failed) and preparer.in_flight > 1
+                small = not waits_for_data and isinstance(answer, Done) and answer.seconds < self._small_seconds()
+                self._answer(answer, small)
                 if not isinstance(preparer, Failed):  # data that is waited for: more orders at once
                     hands = max(self._hands, self._threads + preparer.in_flight - 1)
                     self._grow(hands, _TOGETHER - 1 if small else 0)
+
+    def _small_seconds(self) -> float:
+        """Not to and fro with batches that take about as long."""
+        return 2 * SMALL_SECONDS if self._spare > 0 else SMALL_SECONDS
 
     def _answer(self, answer: Message, small: bool) -> None:
         """Batches that are made in no time are answered several at once, as long as there is another to make: every

@@ -161,13 +161,13 @@ class Coordinator(RuleBasedStateMachine):
         if self.held.get(job):
             self.say(job, Spoilt(position=self.where[job], buffer=self.held[job][0]))
 
-    @rule(target=producers, slots=st.integers(1, 3), price=st.sampled_from([0.0, 0.001]))
+    @rule(target=producers, slots=st.integers(1, 3), spare=st.integers(0, 2), price=st.sampled_from([0.0, 0.001]))
     @precondition(lambda self: hasattr(self, "state"))
-    def producer_joins(self, slots: int, price: float) -> str:
+    def producer_joins(self, slots: int, spare: int, price: float) -> str:
         self.serial += 1
         name = f"producer-{self.serial}"
-        self.slots[name] = slots
-        self.later = self.say(name, Joined(slots=slots, usd_per_second=price))
+        self.slots[name] = slots + spare
+        self.later = self.say(name, Joined(slots=slots, spare=spare, usd_per_second=price))
         return name
 
     @rule(producer=consumes(producers))
@@ -243,6 +243,16 @@ class Coordinator(RuleBasedStateMachine):
             assert buffer.readers == sum(held.count(buffer.number) for held in self.held.values())
         assert set(self.given) == set(self.state.leases)
         assert all(shelf.entries[shelf.buffers[each].key].number == each for each in shelf.unneeded)
+
+    @invariant()
+    def nothing_is_overlooked(self) -> None:
+        """What a job is taken to have ahead of it is there, being made, or given up."""
+        for job in self.state.jobs.values() if hasattr(self, "state") else ():
+            losses, until = job.checked
+            for position in range(job.position, until) if losses == self.state.shelf.losses else ():
+                key = job.key(position)
+                given_up = self.state._failures.get(key, (0, ""))[0] >= self.state.policy.most_failures
+                assert key in self.state.shelf.entries or key in self.state._making or given_up
 
 
 Coordinator.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
