@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.data import draws
-from flatout.data.draws import draw, draw_mix
+from flatout.data.draws import draw, draw_mix, fast_uniforms
 from flatout.data.views import SHIPPED, View
-from flatout.sampling import uniforms
+from flatout.sampling import epoch_order, uniforms
 
 some = settings(max_examples=25, deadline=None)  # a loaded machine is no failure
 
@@ -198,3 +198,9 @@ def test_random_numbers_are_those_of_the_sampling_room(count: int) -> None:
         assert np.array_equal(out, uniforms(seed, epoch, ids, stream, count))
     with pytest.raises(ValueError, match="same number"):
         _native.uniforms(0, 0, ids, 0, np.zeros(7))
+
+
+@some
+@given(st.integers(0, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
+def test_the_compiled_generator_gives_the_same_order(samples: int, seed: int, epoch: int) -> None:
+    assert np.array_equal(epoch_order(samples, seed, epoch, fast_uniforms), epoch_order(samples, seed, epoch))

@@ -59,6 +59,13 @@ def test_order_is_pinned() -> None:
     assert epoch_order(8, 7, 3).tolist() == [3, 4, 2, 5, 6, 1, 7, 0]
 
 
+def test_equal_keys_are_ordered_by_id() -> None:
+    order = epoch_order(
+        1000, 0, 0, lambda seed, epoch, ids, stream, count: np.repeat(ids[:, None] // 100 / 16, count, 1)
+    )
+    assert order.tolist() == list(range(1000))
+
+
 def test_every_place_is_reached_by_every_sample_about_equally_often() -> None:
     places = np.stack([np.argsort(epoch_order(10, 0, epoch)) for epoch in range(1000)])
     for sample in range(10):
