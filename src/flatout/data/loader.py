@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from flatout.data.tiers import choose_cache
 from flatout.errors import DataError, StorageError, TooManyQuarantined
 from flatout.timeline import Recorder
 
-_MEASURED = 32  # samples that are prepared to choose the number of workers
+_MEASUREMENTS, _MEASURED = 5, 8  # times samples that are prepared to choose the number of workers
 FETCHERS = 4  # batches of remote samples under way at once
 
 
@@ -202,13 +203,13 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
         return wanted
     if is_remote(recipe.split):  # fetchers do the waiting
         return workers_for(usable_cores(), device_kind, 0.0)
-    few = with_raw_shape(replace(recipe, batch_size=min(recipe.batch_size, _MEASURED)))
-    one = replace(few, batch_size=1)
-    prepare(
-        one, 0, 0, np.empty(one.shape(0), np.uint8)
-    )  # what is done once, as finding all samples of a tar, is no wait
-    stages = prepare(few, 0, 0, np.empty(few.shape(0), np.uint8)).stages
-    return workers_for(usable_cores(), device_kind, stages.fetch / max(stages.decode + stages.augment, 1e-6))
+    few = with_raw_shape(replace(recipe, batch_size=_MEASURED, rank=0, world_size=1))  # a slice of few may be none
+    space, waits = np.empty(few.shape(0), np.uint8), []
+    for index in range(min(_MEASUREMENTS, few.batches_per_epoch)):
+        stages = prepare(few, 0, index, space).stages
+        waits.append(stages.fetch / max(stages.decode + stages.augment, 1e-6))
+    # what is done once, as finding all samples of a tar, is no wait; nor is a moment in which others had the core
+    return workers_for(usable_cores(), device_kind, median(waits))
 
 
 def workers_for(cores: int, device_kind: str, waits_per_work: float) -> int:

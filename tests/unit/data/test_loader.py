@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,8 @@ def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkey
     monkeypatch.setattr(Split, "locate", slow_at_first)
     assert choose_workers("auto", "cuda", recipe) == 2
     assert calls[0] > 1
+
+
+def test_auto_measures_samples_on_a_rank_of_many_too(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)) == 2
