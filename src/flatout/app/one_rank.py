@@ -1,6 +1,7 @@
 """One rank of a run, started by `launch_ranks`: trains, and leaves its error where the launcher finds it."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,9 @@ def main(folder: Path) -> None:
     except FlatoutError as error:
         if not getattr(error, "quiet", False):
             (folder / "error.json").write_text(json.dumps([str(error), error.exit_code]), encoding="utf-8")
-        sys.exit(error.exit_code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code)  # threads of a broken process group may end a usual exit with a message of theirs
 
 
 if __name__ == "__main__":
