@@ -330,7 +330,7 @@ class SharedPool:
         released = [self._released.popleft() for _ in range(min(len(self._released), 1000))]
         self.use.asks += 1
         question = Next(
-            position=position, count=HANDFUL, wait_seconds=wait_seconds, released=released,
+            position=position, count=2 * HANDFUL, wait_seconds=wait_seconds, released=released,
             step_seconds=self._step_seconds,
         )  # fmt: skip
         self._coming = Coming(position, self._line.begin(question, wait_seconds + _ANSWER_SECONDS))

@@ -5,7 +5,7 @@ from typing import Any
 
 Key = tuple[str, int, int]  # stream, epoch, index
 _UNKNOWN_STEP_SECONDS = 1e-3  # of a job that has not said how fast it is
-_STEPS_PER_ASK = 8  # most batches that a job has in hand when it asks again
+_STEPS_PER_ASK = 16  # most batches that a job has in hand when it asks again
 
 
 @dataclass

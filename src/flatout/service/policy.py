@@ -6,7 +6,7 @@ from math import ceil
 from typing import Literal
 
 HANDFUL = 8
-"""Batches that a job takes with one ask, where they are ready."""
+"""Batches that a job takes with one ask, where they are ready; of small ones twice as many."""
 SMALL_SECONDS = 0.05
 """To make a batch whose handover is worth a thought: of messages about it, several go together."""
 
@@ -17,7 +17,7 @@ class Policy:
 
     capacity_bytes: int
     window: int = 16
-    """Most batches prepared ahead of one job."""
+    """Most batches prepared ahead of one job; of small ones twice as many."""
     lease_seconds: float = 30.0
     """Longest a producer may take; then it is taken for hung."""
     most_failures: int = 3
@@ -33,21 +33,28 @@ class Policy:
     """Touch entries that are still needed this often, where their keeper forgets what is not asked for."""
 
 
+def small_factor(make_seconds: float | None) -> int:
+    """How many times as many batches are worth as much, where waking each other costs more than making them."""
+    return 2 if make_seconds is not None and make_seconds < SMALL_SECONDS else 1
+
+
 def lookahead(window: int, step_seconds: float | None, make_seconds: float | None, start_seconds: float) -> int:
     """Batches to prepare ahead of a job: what it consumes while one is made (cold start included), and a handful more,
     since it takes several at once.
 
     A job that is limited by its data never shows its own speed; it and one not measured yet get the whole window.
     """
+    factor = small_factor(make_seconds)
     if step_seconds is None or make_seconds is None or step_seconds <= 0:
-        return window
-    return min(window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + HANDFUL + 1)
+        return factor * window
+    return min(factor * window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + factor * HANDFUL + 1)
 
 
-def handful(capacity_bytes: int, batch_bytes: int, jobs: int) -> int:
+def handful(capacity_bytes: int, batch_bytes: int, jobs: int, make_seconds: float | None) -> int:
     """Most batches one answer may hold: what a job has taken stays in the store until it asks again, and all jobs
     together should not keep more than a quarter of it."""
-    return max(1, min(HANDFUL, capacity_bytes // (4 * batch_bytes * max(1, jobs))))
+    most = HANDFUL * small_factor(make_seconds)
+    return max(1, min(most, capacity_bytes // (4 * batch_bytes * max(1, jobs))))
 
 
 def reuse_score(etas_seconds: Iterable[float]) -> float:

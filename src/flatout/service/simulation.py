@@ -163,7 +163,7 @@ class Simulation:
             return
         job.asked += 1
         released, job.held = job.held, []
-        self._say(name, Next(position=job.position, count=HANDFUL, wait_seconds=action.wait_seconds,
+        self._say(name, Next(position=job.position, count=2 * HANDFUL, wait_seconds=action.wait_seconds,
                              released=released, step_seconds=job.spec.step_seconds))  # fmt: skip
 
     def _answer(self, name: str, answer: Batches) -> None:

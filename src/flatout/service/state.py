@@ -163,8 +163,11 @@ class State:
         job.asked_at = now
         self._move(job, message.position)
         job.asks[message.position] = job.asks.get(message.position, 0) + 1
-        count = min(message.count, handful(self.policy.capacity_bytes, job.stream.batch_bytes, len(self.jobs)))
+        stream, capacity = job.stream, self.policy.capacity_bytes
+        count = min(message.count, handful(capacity, stream.batch_bytes, len(self.jobs), stream.make_seconds))
         job.waiting = Waiting(message.position, count, now + message.wait_seconds, now)
+        if self._more_is_coming(now, job):
+            return
         served = self._serve(now, job, out)
         self.counts.hits += served
         if not served:
@@ -174,7 +177,7 @@ class State:
         """What lies between the old and the new position is not needed by this job any more."""
         before, job.position = job.position, position
         job.asks = {each: count for each, count in job.asks.items() if each >= position}
-        if before <= position <= before + self.policy.window:
+        if before <= position <= before + 2 * self.policy.window:
             for passed in range(before, position):
                 self.shelf.note_need(job.key(passed))
         else:  # it starts again, or made many batches itself

@@ -42,15 +42,18 @@ def test_tries_to_rejoin_become_rare_but_never_end() -> None:
 def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
     assert lookahead(16, None, 1.0, 0.0) == 16
     assert lookahead(16, 1.0, 0.1, 0.0) == 10
+    assert lookahead(16, 1.0, 0.01, 0.0) == 18  # made in no time: two handfuls
+    assert lookahead(16, 0.0, 0.01, 0.0) == 32
     assert lookahead(32, 0.5, 1.0, 2.0) == 21
     assert lookahead(16, 0.001, 1.0, 0.0) == 16
 
 
 def test_a_handful_leaves_room_for_others() -> None:
-    assert handful(4 << 30, 3 << 20, 4) == HANDFUL
-    assert handful(300 << 20, 38 << 20, 4) == 1
-    assert handful(1600, 100, 1) == 4
-    assert handful(1600, 100, 2) == 2
+    assert handful(4 << 30, 3 << 20, 4, 0.1) == handful(4 << 30, 3 << 20, 4, None) == HANDFUL
+    assert handful(4 << 30, 3 << 20, 4, 0.01) == 2 * HANDFUL
+    assert handful(300 << 20, 38 << 20, 4, 0.1) == 1
+    assert handful(1600, 100, 1, 0.01) == 4
+    assert handful(1600, 100, 2, 0.01) == 2
 
 
 def test_what_is_needed_sooner_and_by_more_jobs_is_worth_more() -> None:
