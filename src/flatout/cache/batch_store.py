@@ -7,6 +7,8 @@ class BatchStore(Protocol):
     """What producers and jobs do with a store. Buffers have a number, batches a key (32 bytes)."""
 
     address: str
+    sum_every: int
+    """Blocks of a large batch of which one is summed; 1 where bytes travel."""
 
     def space(self, number: int, count: int) -> memoryview:
         """Where to write a batch of at most `count` bytes."""

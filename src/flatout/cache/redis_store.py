@@ -27,6 +27,8 @@ _KEPT = 4  # values' worth of memory
 class RedisStore:
     """`redis://[:password@]host:port/db`, `unix:///path`, or `redis+cluster://host:port` for a cluster."""
 
+    sum_every = 1
+
     def __init__(self, address: str, ttl_seconds: int = _TTL_SECONDS) -> None:
         self.address = address
         self._ttl_seconds = ttl_seconds

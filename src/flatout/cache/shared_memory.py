@@ -23,7 +23,13 @@ _LOOK_EVERY = 16  # new mappings: looking for files that are gone takes longer t
 
 class MappedStore:
     """Buffers in a folder, by number. The owner makes and removes them; anybody maps them, once, and keeps the mapping:
-    a buffer that is used again costs no page faults."""
+    a buffer that is used again costs no page faults.
+
+    What is in memory stays as it was written: that it was written, and all of it, is to be found out, which the header
+    (written last) and an eighth of the sums do at an eighth of the price.
+    """
+
+    sum_every = 8
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder)

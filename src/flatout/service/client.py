@@ -410,7 +410,8 @@ class SharedPool:
         began = time.perf_counter()
         try:
             space, name = self._store.space(claimed.buffer, claimed.bytes), self._batch_key(key)
-            count = make_batch(ImagePreparer(self._recipe, None, 1), epoch, index, space, name)
+            preparer = ImagePreparer(self._recipe, None, 1)
+            count = make_batch(preparer, epoch, index, space, name, self._store.sum_every)
             self._store.commit(claimed.buffer, name, space, count)
         except FlatoutError as error:
             self._line.send(Failed(lease=claimed.lease, reason=str(error)[:2000]))

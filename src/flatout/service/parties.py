@@ -63,6 +63,11 @@ class Job:
     def will_read(self, position: int) -> bool:
         return position >= self.position and (self.last is None or position < self.last)
 
+    def will_read_all(self, other: "Job", start: int, end: int) -> bool:
+        """That `other` reads at these positions; said only where both have the same order."""
+        same = self.stream is other.stream and self.epoch == other.epoch and self.index == other.index
+        return same and self.position <= start and (self.last is None or end <= self.last)
+
     def pace_seconds(self, now: float) -> float:
         """Of one step; a job that has not asked for long is slower than it was."""
         return max(self.step_seconds or _UNKNOWN_STEP_SECONDS, (now - self.asked_at) / _STEPS_PER_ASK)

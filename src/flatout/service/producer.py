@@ -49,7 +49,7 @@ class Maker:
             return preparer.model_copy(update={"lease": order.lease})
         try:
             space, key = self._store.space(order.buffer, order.bytes), batch_key(order.stream, order.epoch, order.index)
-            count = make_batch(preparer, order.epoch, order.index, space, key)
+            count = make_batch(preparer, order.epoch, order.index, space, key, self._store.sum_every)
             self._store.commit(order.buffer, key, space, count)
             return Done(lease=order.lease, bytes=count, seconds=time.perf_counter() - began, cold=cold)
         except FlatoutError as error:
@@ -73,10 +73,12 @@ class Maker:
             return found
 
 
-def make_batch(preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes) -> int:
+def make_batch(
+    preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, sum_every: int = 1
+) -> int:
     """The one narrow interface of all producers: a batch into a buffer; how long it is."""
     arrays, meta = preparer.prepare(epoch, index, payload(space))
-    return write_bundle(space, key, arrays, meta)
+    return write_bundle(space, key, arrays, meta, sum_every)
 
 
 class _Process:

@@ -30,6 +30,7 @@ from flatout.errors import DataError
 
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
 _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
+_KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
 
 
 class Preparer(Protocol):
@@ -154,9 +155,9 @@ def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: M
     if "mix.partner" in arrays:
         mix = Mix(arrays["mix.partner"], arrays["mix.keep"], arrays["mix.box"])
     images, labels, sample_ids = arrays["images"], arrays["labels"], arrays["sample_ids"]
-    kinds = (images.dtype == np.uint8, images.ndim == 4, labels.dtype == np.int64, sample_ids.dtype == np.int64)
-    if not all(kinds) or not len(images) == len(labels) == len(sample_ids):
+    kinds = (images.dtype, images.ndim, labels.dtype, sample_ids.dtype)
+    if kinds != _KINDS or not len(images) == len(labels) == len(sample_ids):
         raise ValueError("a batch has images, labels and ids of equal number")
     failures = [Failure(int(number), str(name), str(reason)) for number, name, reason in meta["failures"]]
-    work = [Work(str(worker), str(stage), float(start), float(took)) for worker, stage, start, took in meta["work"]]
+    work = [Work(*row) for row in meta["work"]]
     return Prepared(epoch, index, images, labels, sample_ids, mix, failures, StageSeconds(**meta["stages"]), work)

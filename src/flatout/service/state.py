@@ -178,8 +178,9 @@ class State:
         before, job.position = job.position, position
         job.asks = {each: count for each, count in job.asks.items() if each >= position}
         if before <= position <= before + 2 * self.policy.window:
-            for passed in range(before, position):
-                self.shelf.note_need(job.key(passed))
+            if not any(other.will_read_all(job, before, position) for other in self.jobs.values()):
+                for passed in range(before, position):
+                    self.shelf.note_need(job.key(passed))
         else:  # it starts again, or made many batches itself
             job.checked = (-1, 0)
             self.shelf.note_needs(job.stream.name)
@@ -463,23 +464,26 @@ class State:
 
     def _most_urgent(self, now: float, producer: Producer) -> tuple[Key, bool] | None:
         """The batch to make next, and whether a job stands still for want of it."""
-        best: tuple[float, Key, bool] | None = None
+        wanted: list[tuple[Job, int, Key, bool]] = []
         for job in self.jobs.values():
-            wanted = self._first_missing(job, producer)
-            if wanted is None:
-                continue
-            distance, key = wanted
-            waits = distance == 0 and job.waiting is not None
-            if now < self._no_room_until and not waits:
-                continue
-            eta = distance * job.pace_seconds(now)
-            if job.waiting is not None and waits:
-                eta = job.waiting.since - now - 1e-6  # who waits longest comes first
-            if self._is_catching_up(now, job):
-                eta -= 1e6
-            if best is None or eta < best[0]:
-                best = (eta, key, waits)
-        return None if best is None else best[1:]
+            if (missing := self._first_missing(job, producer)) is not None:
+                distance, key = missing
+                waits = distance == 0 and job.waiting is not None
+                if waits or now >= self._no_room_until:
+                    wanted.append((job, distance, key, waits))
+        if not wanted:
+            return None
+        if all(key == wanted[0][2] for _, _, key, _ in wanted):  # jobs side by side
+            return wanted[0][2], any(waits for *_, waits in wanted)
+        _, _, key, waits = min(wanted, key=lambda each: self._urgency(now, each[0], each[1]))
+        return key, waits
+
+    def _urgency(self, now: float, job: Job, distance: int) -> float:
+        """Seconds until it is late, or (below zero) who waits longest comes first."""
+        eta = distance * job.pace_seconds(now)
+        if job.waiting is not None and distance == 0:
+            eta = job.waiting.since - now - 1e-6
+        return eta - 1e6 if self._is_catching_up(now, job) else eta
 
     def _is_catching_up(self, now: float, job: Job) -> bool:
         """A little behind another: two jobs that are limited by their data would else keep their distance for ever, and

@@ -71,11 +71,34 @@ def test_any_changed_byte_is_found(at: int, flip: int) -> None:
     buffer = written()
     total = read_bundle(memoryview(buffer), KEY, verify=True).bytes
     at %= total
-    if 96 <= at < HEADER_BYTES:
+    if 104 <= at < HEADER_BYTES:
         return  # not in use
     buffer[at] ^= flip
     with pytest.raises(BadBundle):
         read_bundle(memoryview(buffer), KEY, verify=True)
+
+
+@given(
+    key=st.binary(min_size=32, max_size=32),
+    at=st.integers(HEADER_BYTES, (1 << 21) - 8 * 16384),
+    every=st.sampled_from([1, 8]),
+)
+@settings(max_examples=100, deadline=None)
+def test_of_a_large_batch_every_eighth_block_is_summed(key: bytes, at: int, every: int) -> None:
+    """Whatever the key, a stretch of eight blocks is found; one byte is, where its block has its turn."""
+    buffer = bytearray(HEADER_BYTES + (1 << 21) + 1000)
+    write_bundle(memoryview(buffer), key, {"images": np.ones(1 << 21, np.uint8)}, {}, every)
+    read_bundle(memoryview(buffer), key, verify=True)
+    buffer[at] ^= 1
+    block = (at - HEADER_BYTES) // 16384
+    if block % every == key[0] % every:
+        with pytest.raises(BadBundle):
+            read_bundle(memoryview(buffer), key, verify=True)
+    else:
+        read_bundle(memoryview(buffer), key, verify=True)
+    buffer[at : at + every * 16384] = bytes(every * 16384)
+    with pytest.raises(BadBundle):
+        read_bundle(memoryview(buffer), key, verify=True)
 
 
 @given(
@@ -93,7 +116,7 @@ def test_a_table_of_nonsense_is_refused(table: object) -> None:
     words = json.dumps([table]).encode()
     buffer = bytearray(HEADER_BYTES + 64) + words + b"{}"
     ends = HEADER_BYTES + 64, len(buffer), len(buffer) - 2
-    said = module.checksum(memoryview(buffer), ends, KEY)
-    module.HEADER.pack_into(buffer, 0, b"FLATOUT\x02", *ends, KEY, said)
+    said = module.checksum(memoryview(buffer), ends, KEY, 1)
+    module.HEADER.pack_into(buffer, 0, b"FLATOUT\x02", *ends, KEY, said, 1)
     with pytest.raises(BadBundle):
         read_bundle(memoryview(buffer), KEY, verify=True)
