@@ -231,7 +231,7 @@ def test_the_function_called_directly(shapes: Path, redis: Redis) -> None:
         json.dumps(handler(json.loads(make_event(spec, 1, 3, most, redis.address)), None)).encode(), 2.0
     )
     assert stored.data is None
-    view, _ = RedisStore(redis.address).read(0, key)
+    view = RedisStore(redis.address).read(0, key)
     assert bytes(view)[32:] == bytes(made.data)[32:] or read_bundle(view, key, verify=True).bytes == stored.bytes
     other = {**spec, "content": "0" * 64}
     assert handler(json.loads(make_event(other, 1, 3, most, None)), None)["another"] is True

@@ -7,8 +7,8 @@ class BatchStore(Protocol):
     """What producers and jobs do with a store. Buffers have a number, batches a key (32 bytes)."""
 
     address: str
-    sum_every: int
-    """Blocks of a large batch of which one is summed; 1 where bytes travel."""
+    is_mapped: bool
+    """Batches lie in this machine's memory: reading one costs nothing, and the coordinator has checked it."""
 
     def space(self, number: int, count: int) -> memoryview:
         """Where to write a batch of at most `count` bytes."""
@@ -18,9 +18,7 @@ class BatchStore(Protocol):
         """What was written can be read from here on."""
         ...
 
-    def read(self, number: int, key: bytes) -> tuple[memoryview, bool]:
-        """The bytes, and whether they came over a network, so that nobody has checked them at this end."""
-        ...
+    def read(self, number: int, key: bytes) -> memoryview: ...
 
 
 class OwnStore(BatchStore, Protocol):

@@ -27,6 +27,9 @@ _MOST_ARRAYS, _MOST_AXES = 64, 8
 _DTYPES = {name: np.dtype(name) for name in ("|u1", "|i1", "|b1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")}
 _BLOCK_WORDS = 2048  # of 64 bits: sums over 16 KB at a time run at the speed of memory
 _FEW_BLOCKS = 64  # are summed all, whatever was asked for
+SUM_EVERY = 8
+"""Of a large batch in mapped memory one block in so many is summed. What is there stays as it was written; that it was
+written, and all of it, is what has to be found out, and the header (written last) and these sums do."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _KEPT = 4  # values' worth of memory
 class RedisStore:
     """`redis://[:password@]host:port/db`, `unix:///path`, or `redis+cluster://host:port` for a cluster."""
 
-    sum_every = 1
+    is_mapped = False
 
     def __init__(self, address: str, ttl_seconds: int = _TTL_SECONDS) -> None:
         self.address = address
@@ -42,12 +42,12 @@ class RedisStore:
         with _answering():
             self._client.set(_PREFIX + key, space[:count], ex=self._ttl_seconds)
 
-    def read(self, number: int, key: bytes) -> tuple[memoryview, bool]:
+    def read(self, number: int, key: bytes) -> memoryview:
         with _answering():
             value = self._get(_PREFIX + key)
         if value is None:
             raise BadBundle("the batch is not in Redis any more")
-        return value, True
+        return value
 
     def _get(self, name: bytes) -> memoryview | None:
         """GET straight into memory that was used before: the client's own reader copies a value three times."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -114,6 +114,13 @@ class Coming:
     answer: Callable[[], AnyMessage]
 
 
+class _Opened(NamedTuple):
+    """A batch that is ready, as arrays."""
+
+    prepared: Prepared
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Terms:
     """What a job registers with."""
@@ -136,6 +143,7 @@ class SharedPool:
         self._line: Line | None = None
         self._store: BatchStore | None = None
         self._ready: deque[Item] = deque()
+        self._opened: dict[int, _Opened | Exception] = {}  # of these, by position
         self._coming: Coming | None = None
         self._released: deque[int] = deque()
         self._pending: deque[Key] = deque()
@@ -215,7 +223,7 @@ class SharedPool:
     def _joined(self, answer: Registered, first: bool) -> None:
         self.use.rejoined += not first
         self._connected_at = time.monotonic()
-        self._ready.clear()
+        self._forget_ready()
         self._released = deque()  # another one: arrays of an earlier service are none of this one's buffers
         self._misses = 0
         fixed = self._terms.register.model_copy(
@@ -257,7 +265,7 @@ class SharedPool:
             setattr(self.use, name, value)
         self._bill = Batches()
         self._coming = None
-        self._ready.clear()
+        self._forget_ready()
 
     def _go_local(self) -> None:
         if self._local_active:
@@ -274,7 +282,7 @@ class SharedPool:
         self._line = self._local = self._coming = None
         self._local_active = False
         self._connected_at = self._rejoin_at = 0.0
-        self._ready.clear()
+        self._forget_ready()
         self._buffers = Buffers()
 
     # One batch
@@ -298,7 +306,7 @@ class SharedPool:
     def _take(self, position: int) -> Item | None:
         """The batch at this position among those that are here, or asked for; None when it must be made here."""
         while self._ready and self._ready[0].position < position:
-            self._released.append(self._ready.popleft().buffer)
+            self._release(self._ready.popleft())
         began, times = time.monotonic(), 0
         action: Action = Take()
         if not self._ready or self._ready[0].position != position:
@@ -346,37 +354,54 @@ class SharedPool:
         self.use.busy_answers += answer.busy
         self._sharers = max(1, answer.jobs)
         self._ready.extend(answer.items)
+        if self._store is not None and self._store.is_mapped:  # one after the other: code that was just used is fast
+            self._opened |= {item.position: self._open(item) for item in answer.items}
         return answer
 
-    def _release_ready(self) -> None:
-        self._released.extend(item.buffer for item in self._ready)
+    def _forget_ready(self) -> None:
+        """There is nobody to release them to."""
         self._ready.clear()
+        self._opened.clear()
+
+    def _release_ready(self) -> None:
+        while self._ready:
+            self._release(self._ready.popleft())
+
+    def _release(self, item: Item) -> None:
+        """Unread. One that is open is released with its arrays."""
+        if self._opened.pop(item.position, None) is None:
+            self._released.append(item.buffer)
 
     def _read(self, item: Item, key: Key) -> Prepared:
+        opened = self._opened.pop(item.position, None) or self._open(item)
+        if isinstance(opened, Exception):
+            return self._spoilt(item, key, opened)
+        self.use.hits += 1
+        self.use.bytes += opened.bytes
+        return opened.prepared
+
+    def _open(self, item: Item) -> "_Opened | Exception":
         assert self._store is not None
-        epoch, index = self._shared_key(key)
+        epoch, index = self._shared_key(divmod(item.position, self._recipe.batches_per_epoch))
         name = batch_key(self._terms.register.stream, epoch, index)
         try:
-            view, unchecked = self._store.read(item.buffer, name)
             # the array between the mapping and what is cut from it: when it goes, the last reader of this job is gone
-            lease = np.frombuffer(view, np.uint8)
+            lease = np.frombuffer(self._store.read(item.buffer, name), np.uint8)
             weakref.finalize(lease, self._released.append, item.buffer)
-            bundle = read_bundle(lease.data, name, verify=unchecked)
+            bundle = read_bundle(lease.data, name, verify=not self._store.is_mapped)
             arrays = {
                 each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
             prepared = assemble(epoch, index, arrays, bundle.meta)
-            if unchecked:
+            if not self._store.is_mapped:
                 prepared.work.clear()  # by another machine's clock
         except (BadBundle, KeyError, TypeError, ValueError) as error:
-            return self._spoilt(item, key, error)
+            return error
         prepared.pinned = torch.from_numpy(prepared.images)
         stages = prepared.stages  # what an object store was asked for is paid once, by all who read the batch
         stages.store_requests = round(stages.store_requests / self._sharers)
         stages.store_bytes = round(stages.store_bytes / self._sharers)
-        self.use.hits += 1
-        self.use.bytes += bundle.bytes
-        return prepared
+        return _Opened(prepared, bundle.bytes)
 
     def _spoilt(self, item: Item, key: Key, error: Exception) -> Prepared:
         """Never used; the service forgets it, and this job makes it."""
@@ -411,7 +436,7 @@ class SharedPool:
         try:
             space, name = self._store.space(claimed.buffer, claimed.bytes), self._batch_key(key)
             preparer = ImagePreparer(self._recipe, None, 1)
-            count = make_batch(preparer, epoch, index, space, name, self._store.sum_every)
+            count = make_batch(preparer, epoch, index, space, name, self._store.is_mapped)
             self._store.commit(claimed.buffer, name, space, count)
         except FlatoutError as error:
             self._line.send(Failed(lease=claimed.lease, reason=str(error)[:2000]))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from flatout.cache.batch_store import BatchStore
-from flatout.cache.bundle import payload, write_bundle
+from flatout.cache.bundle import SUM_EVERY, payload, write_bundle
 from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.service.messages import Done, Failed, Joined, Message, Produce
 from flatout.service.policy import SMALL_SECONDS
@@ -49,7 +49,7 @@ class Maker:
             return preparer.model_copy(update={"lease": order.lease})
         try:
             space, key = self._store.space(order.buffer, order.bytes), batch_key(order.stream, order.epoch, order.index)
-            count = make_batch(preparer, order.epoch, order.index, space, key, self._store.sum_every)
+            count = make_batch(preparer, order.epoch, order.index, space, key, self._store.is_mapped)
             self._store.commit(order.buffer, key, space, count)
             return Done(lease=order.lease, bytes=count, seconds=time.perf_counter() - began, cold=cold)
         except FlatoutError as error:
@@ -74,11 +74,11 @@ class Maker:
 
 
 def make_batch(
-    preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, sum_every: int = 1
+    preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, is_mapped: bool = False
 ) -> int:
     """The one narrow interface of all producers: a batch into a buffer; how long it is."""
     arrays, meta = preparer.prepare(epoch, index, payload(space))
-    return write_bundle(space, key, arrays, meta, sum_every)
+    return write_bundle(space, key, arrays, meta, SUM_EVERY if is_mapped else 1)
 
 
 class _Process:
