@@ -42,12 +42,13 @@ def lookahead(window: int, step_seconds: float | None, make_seconds: float | Non
     """Batches to prepare ahead of a job: what it consumes while one is made (cold start included), and a handful more,
     since it takes several at once.
 
-    A job that is limited by its data never shows its own speed; it and one not measured yet get the whole window.
+    A job that is limited by its data never shows its own speed; it and one not measured yet get the whole window. So
+    does every job whose batches are small: a handful in its hands, and the next one ready when it asks.
     """
     factor = small_factor(make_seconds)
-    if step_seconds is None or make_seconds is None or step_seconds <= 0:
+    if factor > 1 or step_seconds is None or make_seconds is None or step_seconds <= 0:
         return factor * window
-    return min(factor * window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + factor * HANDFUL + 1)
+    return min(window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + HANDFUL + 1)
 
 
 def handful(capacity_bytes: int, batch_bytes: int, jobs: int, make_seconds: float | None) -> int:
