@@ -1,7 +1,9 @@
 """Shared batches under kills, hangs and lies: every batch is still the one a loader of one's own would make."""
 
+import itertools
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -68,6 +70,36 @@ def test_coordinator_killed(shapes: Path, place: Place) -> None:
         assert pool.use.hits > 5
 
 
+def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None:
+    """A thread asks and opens for it: through a kill, a start in the middle of an epoch and the end, all the same."""
+    recipe = make_recipe(shapes)
+    helped = 0
+
+    def helpers() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "flatout-shared"]
+
+    def between(count: int) -> None:
+        nonlocal helped
+        helped += bool(helpers())
+        time.sleep(0.005)
+        if count == 30:
+            started_daemon().send_signal(signal.SIGKILL)
+        if count >= 60 and not pool.use.rejoined:
+            pool._rejoin_at = 0.0
+            time.sleep(0.1)
+
+    with shared(shapes) as (loader, pool):
+        assert read_epochs(loader, range(5), Checker(recipe), between) == in_order(recipe, range(5))
+        assert helped
+        assert pool.use.outages == pool.use.rejoined == 1
+        check = Checker(recipe)
+        for start in (3, 11, 1):
+            for batch, _ in zip(loader.epoch(7, start), range(3), strict=False):
+                time.sleep(0.005)
+                check.check(batch)
+    wait_until(lambda: not helpers(), "the thread to end")
+
+
 def test_batches_of_a_dead_service_are_not_given_back_to_the_next(shapes: Path, place: Place) -> None:
     """Both number their buffers from 1: what was read from the first must not be released at the second."""
     recipe = make_recipe(shapes)
@@ -75,9 +107,9 @@ def test_batches_of_a_dead_service_are_not_given_back_to_the_next(shapes: Path, 
     with service(place):
         with_first = shared(shapes)
         loader, pool = with_first.__enter__()
-        batches = loader.epoch(0)
+        batches = itertools.chain.from_iterable(map(loader.epoch, range(3)))
         kept = [next(batches) for _ in range(6)]
-    for _ in range(3):
+    while not pool.use.outages:  # what it holds is used up first
         check.check(next(batches))
     assert pool.use.outages == 1
     with service(place):

@@ -373,6 +373,7 @@ class SharedPool:
 
     def _begin(self, position: int, wait_seconds: float) -> None:
         assert self._line is not None
+        assert self._store is not None
         released = [self._released.popleft() for _ in range(min(len(self._released), 1000))]
         self.use.asks += 1
         question = Next(
@@ -380,19 +381,20 @@ class SharedPool:
             step_seconds=self._step_seconds,
         )  # fmt: skip
         ask = partial(self._line.begin, question, wait_seconds + _ANSWER_SECONDS)
+        open_all = partial(self._open_all, self._store, self._released)  # of this service, whatever comes meanwhile
         if self._step_seconds is None or self._step_seconds < _WORTH_A_THREAD_SECONDS:
-            self._coming = Coming(position, partial(self._open_all, ask()))
+            self._coming = Coming(position, partial(open_all, ask()))
             return
         if self._helper is None:
             self._helper = _Helper()
-        self._coming = Coming(position, self._helper.start(lambda: self._open_all(ask())))
+        self._coming = Coming(position, self._helper.start(lambda: open_all(ask())))
 
-    def _open_all(self, heard: Callable[[], AnyMessage]) -> _Heard:
+    def _open_all(self, store: BatchStore, released: deque[int], heard: Callable[[], AnyMessage]) -> _Heard:
         """One after the other: code that was just used is several times as fast."""
         answer = heard()
-        if not isinstance(answer, Batches) or self._store is None or not self._store.is_mapped:
+        if not isinstance(answer, Batches) or not store.is_mapped:
             return answer, {}
-        return answer, {item.position: self._open(item) for item in answer.items}
+        return answer, {item.position: self._open(item, store, released) for item in answer.items}
 
     def _hear(self) -> Batches:
         assert self._coming is not None
@@ -423,27 +425,27 @@ class SharedPool:
             self._released.append(item.buffer)
 
     def _read(self, item: Item, key: Key) -> Prepared:
-        opened = self._opened.pop(item.position, None) or self._open(item)
+        assert self._store is not None
+        opened = self._opened.pop(item.position, None) or self._open(item, self._store, self._released)
         if isinstance(opened, Exception):
             return self._spoilt(item, key, opened)
         self.use.hits += 1
         self.use.bytes += opened.bytes
         return opened.prepared
 
-    def _open(self, item: Item) -> "_Opened | Exception":
-        assert self._store is not None
+    def _open(self, item: Item, store: BatchStore, released: deque[int]) -> _Opened | Exception:
         epoch, index = self._shared_key(divmod(item.position, self._recipe.batches_per_epoch))
         name = batch_key(self._terms.register.stream, epoch, index)
         try:
             # the array between the mapping and what is cut from it: when it goes, the last reader of this job is gone
-            lease = np.frombuffer(self._store.read(item.buffer, name), np.uint8)
-            weakref.finalize(lease, self._released.append, item.buffer)
-            bundle = read_bundle(lease.data, name, verify=not self._store.is_mapped)
+            lease = np.frombuffer(store.read(item.buffer, name), np.uint8)
+            weakref.finalize(lease, released.append, item.buffer)
+            bundle = read_bundle(lease.data, name, verify=not store.is_mapped)
             arrays = {
                 each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
             prepared = assemble(epoch, index, arrays, bundle.meta)
-            if not self._store.is_mapped:
+            if not store.is_mapped:
                 prepared.work.clear()  # by another machine's clock
         except (BadBundle, KeyError, TypeError, ValueError) as error:
             return error
