@@ -97,7 +97,7 @@ def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None
             for batch, _ in zip(loader.epoch(7, start), range(3), strict=False):
                 time.sleep(0.005)
                 check.check(batch)
-    wait_until(lambda: not helpers(), "the thread to end")
+    assert not helpers(), "a thread that lives on may take the process down at its end"
 
 
 def test_batches_of_a_dead_service_are_not_given_back_to_the_next(shapes: Path, place: Place) -> None:

@@ -62,6 +62,7 @@ from flatout.service.specs import ImagePreparer, assemble, batch_key
 _ANSWER_SECONDS = 5.0  # beyond what the service may hold an answer back
 _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buffer
 _NEWEST_WEIGHT = 0.2
+_END_SECONDS = 1.0
 _WORTH_A_THREAD_SECONDS = 0.002  # of a job's step: what comes can be heard and opened meanwhile
 
 
@@ -140,11 +141,13 @@ class Terms:
 
 
 class _Helper:
-    """A thread that asks, hears and opens while the job is at its step."""
+    """A thread that asks, hears and opens while the job is at its step. No torch in it: a thread that is in there when
+    the interpreter ends takes the process down."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], _Heard], Future[_Heard]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="flatout-shared", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="flatout-shared", daemon=True)
+        self._thread.start()
 
     def start(self, work: Callable[[], _Heard]) -> Callable[[], _Heard]:
         """What is returned waits for it."""
@@ -153,7 +156,9 @@ class _Helper:
         return result.result
 
     def end(self) -> None:
+        """Once the line is closed: whatever it waits for ends."""
         self._work.put(None)
+        self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
         while (task := self._work.get()) is not None:
@@ -431,6 +436,7 @@ class SharedPool:
             return self._spoilt(item, key, opened)
         self.use.hits += 1
         self.use.bytes += opened.bytes
+        opened.prepared.pinned = torch.from_numpy(opened.prepared.images)
         return opened.prepared
 
     def _open(self, item: Item, store: BatchStore, released: deque[int]) -> _Opened | Exception:
@@ -449,7 +455,6 @@ class SharedPool:
                 prepared.work.clear()  # by another machine's clock
         except (BadBundle, KeyError, TypeError, ValueError) as error:
             return error
-        prepared.pinned = torch.from_numpy(prepared.images)
         stages = prepared.stages  # what an object store was asked for is paid once, by all who read the batch
         stages.store_requests = round(stages.store_requests / self._sharers)
         stages.store_bytes = round(stages.store_bytes / self._sharers)

@@ -46,6 +46,7 @@ class Wire:
         return self.begin(message, deadline_seconds)()
 
     def close(self) -> None:
+        self.end()
         self._socket.close()
 
     def end(self) -> None:
