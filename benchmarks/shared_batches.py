@@ -21,7 +21,9 @@ from pathlib import Path
 
 
 def job(arguments):
-    """One job: says `ready` after its first batch, starts on a line of input, prints its figures."""
+    """One job: says `ready` when warm, starts on a line of input, prints its figures, ends on another line: nothing that
+    one job does before or after its turn (imports, the end of torch) falls into the turn of another."""
+    from flatout.app.serve import look
     from flatout.config.loading import load_config
     from flatout.data.budgets import usable_cores
     from flatout.data.dataset import open_dataset
@@ -52,13 +54,11 @@ def job(arguments):
     source, wait = batches(), Wait()
     for _ in range(arguments.warm):
         next(source)
+    if pool is not None:
+        look()
     print("ready", flush=True)
     sys.stdin.readline()
-    before = None
-    if pool is not None:
-        from flatout.app.serve import look
-
-        before = look()
+    before = None if pool is None else look()
     samples, steps, waited, began = 0, 0, 0.0, time.perf_counter()
     while time.perf_counter() - began < arguments.seconds:
         asked = time.perf_counter()
@@ -77,6 +77,7 @@ def job(arguments):
     if pool is not None:
         figures["use"], figures["before"], figures["service"] = pool.summary(), before, look()
     print(json.dumps(figures), flush=True)
+    sys.stdin.readline()
     loader.close()
 
 
@@ -104,6 +105,7 @@ def turn(mode, steps, path, options):
             each.stdin.flush()
         figures = [json.loads(each.stdout.readline()) for each in jobs]
         for each in jobs:
+            each.stdin.close()
             each.wait(60)
         return figures
 
