@@ -6,14 +6,11 @@ changes a byte of a batch.
 """
 
 import os
-import queue
-import threading
 import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -39,6 +36,7 @@ from flatout.service.decisions import (
     apart_seconds,
     next_action,
 )
+from flatout.service.helper import Helper
 from flatout.service.messages import (
     AnyMessage,
     Batches,
@@ -55,14 +53,13 @@ from flatout.service.messages import (
     Registered,
     Spoilt,
 )
-from flatout.service.policy import HANDFUL
+from flatout.service.policy import MOST_AT_ONCE
 from flatout.service.producer import make_batch
 from flatout.service.specs import ImagePreparer, assemble, batch_key
 
 _ANSWER_SECONDS = 5.0  # beyond what the service may hold an answer back
 _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buffer
 _NEWEST_WEIGHT = 0.2
-_END_SECONDS = 1.0
 _WORTH_A_THREAD_SECONDS = 0.002  # of a job's step: what comes can be heard and opened meanwhile
 
 
@@ -140,35 +137,6 @@ class Terms:
     remember: Callable[[int, int], None]  # where position 0 is, for when the run is resumed
 
 
-class _Helper:
-    """A thread that asks, hears and opens while the job is at its step. No torch in it: a thread that is in there when
-    the interpreter ends takes the process down."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], _Heard], Future[_Heard]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="flatout-shared", daemon=True)
-        self._thread.start()
-
-    def start(self, work: Callable[[], _Heard]) -> Callable[[], _Heard]:
-        """What is returned waits for it."""
-        result: Future[_Heard] = Future()
-        self._work.put((work, result))
-        return result.result
-
-    def end(self) -> None:
-        """Once the line is closed: whatever it waits for ends."""
-        self._work.put(None)
-        self._thread.join(_END_SECONDS)
-
-    def _run(self) -> None:
-        while (task := self._work.get()) is not None:
-            work, result = task
-            try:
-                result.set_result(work())
-            except BaseException as error:  # raised where it is waited for
-                result.set_exception(error)
-
-
 class SharedPool:
     """The Pool of a job that shares. `open_local` makes the pool that takes over when it must."""
 
@@ -184,7 +152,7 @@ class SharedPool:
         self._ready: deque[Item] = deque()
         self._opened: _OpenedByPosition = {}  # of these
         self._coming: Coming | None = None
-        self._helper: _Helper | None = None
+        self._helper: Helper[_Heard] | None = None
         self._released: deque[int] = deque()
         self._pending: deque[Key] = deque()
         self._local: Loader | None = None
@@ -382,7 +350,7 @@ class SharedPool:
         released = [self._released.popleft() for _ in range(min(len(self._released), 1000))]
         self.use.asks += 1
         question = Next(
-            position=position, count=2 * HANDFUL, wait_seconds=wait_seconds, released=released,
+            position=position, count=MOST_AT_ONCE, wait_seconds=wait_seconds, released=released,
             step_seconds=self._step_seconds,
         )  # fmt: skip
         ask = partial(self._line.begin, question, wait_seconds + _ANSWER_SECONDS)
@@ -391,7 +359,7 @@ class SharedPool:
             self._coming = Coming(position, partial(open_all, ask()))
             return
         if self._helper is None:
-            self._helper = _Helper()
+            self._helper = Helper("flatout-shared")
         self._coming = Coming(position, self._helper.start(lambda: open_all(ask())))
 
     def _open_all(self, store: BatchStore, released: deque[int], heard: Callable[[], AnyMessage]) -> _Heard:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.service.policy import MOST_AT_ONCE
+
 Key = tuple[str, int, int]  # stream, epoch, index
 _UNKNOWN_STEP_SECONDS = 1e-3  # of a job that has not said how fast it is
-_STEPS_PER_ASK = 16  # most batches that a job has in hand when it asks again
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Job:
 
     def pace_seconds(self, now: float) -> float:
         """Of one step; a job that has not asked for long is slower than it was."""
-        return max(self.step_seconds or _UNKNOWN_STEP_SECONDS, (now - self.asked_at) / _STEPS_PER_ASK)
+        return max(self.step_seconds or _UNKNOWN_STEP_SECONDS, (now - self.asked_at) / MOST_AT_ONCE)
 
     def eta_seconds(self, key: Key, now: float) -> float | None:
         """In how many seconds it will need the batch; None if never."""

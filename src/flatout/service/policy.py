@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-HANDFUL = 8
-"""Batches that a job takes with one ask, where they are ready; of small ones twice as many."""
 SMALL_SECONDS = 0.05
 """To make a batch whose handover is worth a thought: of messages about it, several go together."""
+SMALL_FACTOR = 2
+"""So many times as many small batches are worth as much: waking each other costs more than making them."""
+HANDFUL = 8
+"""Batches that a job takes with one ask, where they are ready; SMALL_FACTOR times as many small ones."""
+MOST_AT_ONCE = SMALL_FACTOR * HANDFUL
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Policy:
 
     capacity_bytes: int
     window: int = 16
-    """Most batches prepared ahead of one job; of small ones twice as many."""
+    """Most batches prepared ahead of one job; SMALL_FACTOR times as many small ones."""
     lease_seconds: float = 30.0
     """Longest a producer may take; then it is taken for hung."""
     most_failures: int = 3
@@ -34,8 +37,7 @@ class Policy:
 
 
 def small_factor(make_seconds: float | None) -> int:
-    """How many times as many batches are worth as much, where waking each other costs more than making them."""
-    return 2 if make_seconds is not None and make_seconds < SMALL_SECONDS else 1
+    return SMALL_FACTOR if make_seconds is not None and make_seconds < SMALL_SECONDS else 1
 
 
 def lookahead(window: int, step_seconds: float | None, make_seconds: float | None, start_seconds: float) -> int:

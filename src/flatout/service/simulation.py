@@ -16,7 +16,7 @@ from typing import Any
 from flatout.errors import ConfigError
 from flatout.service.decisions import Asked, AskFor, next_action
 from flatout.service.messages import Batches, Done, Joined, Leave, Next, Produce, Register, Tick, decode_body
-from flatout.service.policy import HANDFUL, Policy
+from flatout.service.policy import MOST_AT_ONCE, Policy
 from flatout.service.shelf import Instruction, Tell
 from flatout.service.state import State
 
@@ -163,7 +163,7 @@ class Simulation:
             return
         job.asked += 1
         released, job.held = job.held, []
-        self._say(name, Next(position=job.position, count=2 * HANDFUL, wait_seconds=action.wait_seconds,
+        self._say(name, Next(position=job.position, count=MOST_AT_ONCE, wait_seconds=action.wait_seconds,
                              released=released, step_seconds=job.spec.step_seconds))  # fmt: skip
 
     def _answer(self, name: str, answer: Batches) -> None:

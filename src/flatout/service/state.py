@@ -27,7 +27,7 @@ from flatout.service.messages import (
     Tick,
 )
 from flatout.service.parties import Buffer, Counts, Job, Key, Lease, Producer, Stream, Waiting
-from flatout.service.policy import SMALL_SECONDS, Allowance, Policy, handful, lookahead, reuse_score
+from flatout.service.policy import SMALL_FACTOR, SMALL_SECONDS, Allowance, Policy, handful, lookahead, reuse_score
 from flatout.service.shelf import End, Instruction, Shelf, Tell, Touch
 from flatout.units import format_bytes
 
@@ -177,7 +177,7 @@ class State:
         """What lies between the old and the new position is not needed by this job any more."""
         before, job.position = job.position, position
         job.asks = {each: count for each, count in job.asks.items() if each >= position}
-        if before <= position <= before + 2 * self.policy.window:
+        if before <= position <= before + SMALL_FACTOR * self.policy.window:
             if not any(other.will_read_all(job, before, position) for other in self.jobs.values()):
                 for passed in range(before, position):
                     self.shelf.note_need(job.key(passed))
