@@ -8,7 +8,6 @@ changes a byte of a batch.
 import os
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -109,6 +108,23 @@ class Use:
     last_trouble: str | None = None
 
 
+class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A buffer, between the mapping and what is cut from it: when it goes, the last reader of this job is gone."""
+
+    number: int
+    released: deque[int]
+
+    def __del__(self) -> None:
+        self.released.append(self.number)
+
+
+def lend(mapped: memoryview, number: int, released: deque[int]) -> memoryview:
+    """The same memory; `released` gets the number when nothing that was cut from it is left."""
+    lent = _Lent(len(mapped), np.uint8, mapped)
+    lent.number, lent.released = number, released
+    return lent.data
+
+
 class _Opened(NamedTuple):
     """A batch that is ready, as arrays."""
 
@@ -144,6 +160,7 @@ class SharedPool:
         self.use = Use()
         self.notes: list[str] = []
         self._recipe = recipe
+        self._batches_per_epoch = recipe.batches_per_epoch
         self._terms = terms
         self._open_local = open_local
         self._buffers = Buffers()
@@ -408,13 +425,11 @@ class SharedPool:
         return opened.prepared
 
     def _open(self, item: Item, store: BatchStore, released: deque[int]) -> _Opened | Exception:
-        epoch, index = self._shared_key(divmod(item.position, self._recipe.batches_per_epoch))
+        epoch, index = self._shared_key(divmod(item.position, self._batches_per_epoch))
         name = batch_key(self._terms.register.stream, epoch, index)
         try:
-            # the array between the mapping and what is cut from it: when it goes, the last reader of this job is gone
-            lease = np.frombuffer(store.read(item.buffer, name), np.uint8)
-            weakref.finalize(lease, released.append, item.buffer)
-            bundle = read_bundle(lease.data, name, verify=not store.is_mapped)
+            lease = lend(store.read(item.buffer, name), item.buffer, released)
+            bundle = read_bundle(lease, name, verify=not store.is_mapped)
             arrays = {
                 each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
@@ -475,12 +490,12 @@ class SharedPool:
     # Which batch
 
     def _position(self, key: Key) -> int:
-        return key[0] * self._recipe.batches_per_epoch + key[1]
+        return key[0] * self._batches_per_epoch + key[1]
 
     def _shared_key(self, key: Key) -> Key:
         """The batch that stands at this place of this job's order, which may begin where other jobs were."""
         register = self._terms.register
-        return register.epoch + key[0], (register.index + key[1]) % self._recipe.batches_per_epoch
+        return register.epoch + key[0], (register.index + key[1]) % self._batches_per_epoch
 
     def _batch_key(self, key: Key) -> bytes:
         return batch_key(self._terms.register.stream, *self._shared_key(key))

@@ -6,8 +6,10 @@ This is the one place that knows that batches are made of images; everything els
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import prod
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -31,6 +33,9 @@ from flatout.errors import DataError
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
 _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
+_SECONDS = 4  # of StageSeconds; the rest of it are counts
+_NUMBERS = struct.Struct("<QQ")
+_stream_bytes = lru_cache(maxsize=64)(bytes.fromhex)
 
 
 class Preparer(Protocol):
@@ -88,14 +93,14 @@ def stream_name(spec: Mapping[str, Any]) -> str:
 
 def batch_key(stream: str, epoch: int, index: int) -> bytes:
     """The name of one batch; fixed-width, so that no two can run into each other."""
-    return hashlib.sha256(bytes.fromhex(stream) + epoch.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
+    return hashlib.sha256(_stream_bytes(stream) + _NUMBERS.pack(epoch, index)).digest()
 
 
 def batch_bytes(recipe: Recipe) -> int:
     """Room for the largest batch of any epoch."""
     largest = max(prod(recipe.shape(epoch)) for epoch in (0, *(first for first, _ in recipe.view.sizes)))
     small = recipe.batch_size * (8 + 8 + _MIX_BYTES)
-    return capacity_for(largest + small, 6, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
+    return capacity_for(largest + small, 8, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
 
 
 @dataclass(frozen=True)
@@ -145,8 +150,14 @@ def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     }  # fmt: skip
     if prepared.mix is not None:
         arrays |= {f"mix.{name}": value for name, value in vars(prepared.mix).items()}
+    figures: list[float] = list(vars(prepared.stages).values())
+    seconds: list[float] = []
+    for each in prepared.work:
+        seconds += each[2:]
+    arrays["seconds"] = np.array(figures[:_SECONDS] + seconds)
+    arrays["counts"] = np.array(figures[_SECONDS:], np.int64)
     failures = [[each.sample_id, each.name, each.reason] for each in prepared.failures]
-    return arrays, {"failures": failures, "stages": vars(prepared.stages), "work": prepared.work}
+    return arrays, {"failures": failures, "work": [each[:2] for each in prepared.work]}
 
 
 def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Prepared:
@@ -159,5 +170,12 @@ def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: M
     if kinds != _KINDS or not len(images) == len(labels) == len(sample_ids):
         raise ValueError("a batch has images, labels and ids of equal number")
     failures = [Failure(int(number), str(name), str(reason)) for number, name, reason in meta["failures"]]
-    work = [Work(*row) for row in meta["work"]]
-    return Prepared(epoch, index, images, labels, sample_ids, mix, failures, StageSeconds(**meta["stages"]), work)
+    seconds, counts = arrays["seconds"].tolist(), arrays["counts"].tolist()
+    starts, lengths = seconds[_SECONDS::2], seconds[_SECONDS + 1 :: 2]
+    work = [
+        Work(worker, stage, start, length)
+        for (worker, stage), start, length in zip(meta["work"], starts, lengths, strict=True)
+    ]
+    return Prepared(
+        epoch, index, images, labels, sample_ids, mix, failures, StageSeconds(*seconds[:_SECONDS], *counts), work
+    )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.cache.bundle import HEADER_BYTES, capacity_for, payload, read_bundle, write_bundle
+from flatout.cache.bundle import HEADER, HEADER_BYTES, SUM_EVERY, capacity_for, payload, read_bundle, write_bundle
 from flatout.errors import BadBundle, NoSpace
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -71,7 +71,7 @@ def test_any_changed_byte_is_found(at: int, flip: int) -> None:
     buffer = written()
     total = read_bundle(memoryview(buffer), KEY, verify=True).bytes
     at %= total
-    if 104 <= at < HEADER_BYTES:
+    if HEADER.size <= at < HEADER_BYTES:
         return  # not in use
     buffer[at] ^= flip
     with pytest.raises(BadBundle):
@@ -80,23 +80,23 @@ def test_any_changed_byte_is_found(at: int, flip: int) -> None:
 
 @given(
     key=st.binary(min_size=32, max_size=32),
-    at=st.integers(HEADER_BYTES, (1 << 21) - 8 * 16384),
-    every=st.sampled_from([1, 8]),
+    at=st.integers(HEADER_BYTES, (1 << 21) - SUM_EVERY * 4096),
+    every=st.sampled_from([1, SUM_EVERY]),
 )
 @settings(max_examples=100, deadline=None)
-def test_of_a_large_batch_every_eighth_block_is_summed(key: bytes, at: int, every: int) -> None:
-    """Whatever the key, a stretch of eight blocks is found; one byte is, where its block has its turn."""
+def test_of_a_large_batch_some_blocks_are_summed(key: bytes, at: int, every: int) -> None:
+    """Whatever the key, a stretch of so many blocks is found; one byte is, where its block has its turn."""
     buffer = bytearray(HEADER_BYTES + (1 << 21) + 1000)
     write_bundle(memoryview(buffer), key, {"images": np.ones(1 << 21, np.uint8)}, {}, every)
     read_bundle(memoryview(buffer), key, verify=True)
     buffer[at] ^= 1
-    block = (at - HEADER_BYTES) // 16384
+    block = (at - HEADER_BYTES) // 4096
     if block % every == key[0] % every:
         with pytest.raises(BadBundle):
             read_bundle(memoryview(buffer), key, verify=True)
     else:
         read_bundle(memoryview(buffer), key, verify=True)
-    buffer[at : at + every * 16384] = bytes(every * 16384)
+    buffer[at : at + every * 4096] = bytes(every * 4096)
     with pytest.raises(BadBundle):
         read_bundle(memoryview(buffer), key, verify=True)
 
@@ -104,19 +104,19 @@ def test_of_a_large_batch_every_eighth_block_is_summed(key: bytes, at: int, ever
 @given(
     table=st.recursive(
         st.none() | st.integers() | st.text(max_size=4), lambda inner: st.lists(inner, max_size=5), max_leaves=12
-    )
+    ),
+    in_place=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_table_of_nonsense_is_refused(table: object) -> None:
+def test_a_table_of_nonsense_is_refused(table: object, in_place: bool) -> None:
     """With a right checksum: whoever wrote it meant it."""
     import json
 
     from flatout.cache import bundle as module
 
-    words = json.dumps([table]).encode()
-    buffer = bytearray(HEADER_BYTES + 64) + words + b"{}"
-    ends = HEADER_BYTES + 64, len(buffer), len(buffer) - 2
-    said = module.checksum(memoryview(buffer), ends, KEY, 1)
-    module.HEADER.pack_into(buffer, 0, b"FLATOUT\x02", *ends, KEY, said, 1)
+    buffer = bytearray(HEADER_BYTES + 64) + json.dumps([[table], {}] if in_place else table).encode()
+    ends = HEADER_BYTES + 64, len(buffer)
+    said = module.checksum(memoryview(buffer), *ends, KEY, 1)
+    HEADER.pack_into(buffer, 0, b"FLATOUT\x03", *ends, KEY, said, 1)
     with pytest.raises(BadBundle):
         read_bundle(memoryview(buffer), KEY, verify=True)
