@@ -66,7 +66,7 @@ def job(arguments):
         start = time.perf_counter()
         waited += start - asked
         wait.until(start, arguments.step)
-        samples, steps = samples + len(batch.labels), steps + 1
+        samples, steps = samples + batch.labels.shape[0], steps + 1
         del batch
     seconds = time.perf_counter() - began
     figures = {

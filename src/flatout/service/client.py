@@ -5,11 +5,12 @@ of no use, a local pool takes over, and every so often the job tries to rejoin. 
 changes a byte of a batch.
 """
 
+import itertools
 import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -43,7 +44,6 @@ from flatout.service.messages import (
     Claimed,
     Done,
     Failed,
-    Item,
     Leave,
     Message,
     Next,
@@ -125,11 +125,22 @@ def lend(mapped: memoryview, number: int, released: deque[int]) -> memoryview:
     return lent.data
 
 
+class Item(NamedTuple):
+    """A batch that is ready."""
+
+    position: int
+    buffer: int
+
+
 class _Opened(NamedTuple):
     """A batch that is ready, as arrays."""
 
     prepared: Prepared
     bytes: int
+
+
+def _items(answer: Batches) -> Iterator[Item]:
+    return map(Item, itertools.count(answer.position), answer.buffers)
 
 
 _OpenedByPosition = dict[int, _Opened | Exception]
@@ -384,19 +395,19 @@ class SharedPool:
         answer = heard()
         if not isinstance(answer, Batches) or not store.is_mapped:
             return answer, {}
-        return answer, {item.position: self._open(item, store, released) for item in answer.items}
+        return answer, {item.position: self._open(item, store, released) for item in _items(answer)}
 
     def _hear(self) -> Batches:
         assert self._coming is not None
         coming, self._coming = self._coming, None
         answer, opened = coming.answer()
-        if not isinstance(answer, Batches) or (answer.items and answer.items[0].position != coming.position):
+        if not isinstance(answer, Batches) or (answer.buffers and answer.position != coming.position):
             self._refused(answer)
             raise AssertionError  # _refused always raises
         self._bill = answer
         self.use.busy_answers += answer.busy
         self._sharers = max(1, answer.jobs)
-        self._ready.extend(answer.items)
+        self._ready.extend(_items(answer))
         self._opened |= opened
         return answer
 

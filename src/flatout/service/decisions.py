@@ -41,7 +41,7 @@ Action = Take | AskFor | ComputeLocally
 
 def next_action(asked: Asked, answer: Batches | None, patience_seconds: float = PATIENCE_SECONDS) -> Action:
     """After `answer` (None before the first): take the batch, ask once more, or make it here."""
-    if answer is not None and answer.items:
+    if answer is not None and answer.buffers:
         return Take()
     if answer is not None and answer.denied is not None:
         return ComputeLocally(answer.denied)

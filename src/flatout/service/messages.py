@@ -6,13 +6,13 @@ never travel in messages: they lie in the store.
 """
 
 import struct
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from flatout.errors import ServiceUnavailable
 
-VERSION = 3
+VERSION = 4
 MOST_BYTES = 1 << 20
 FRAME = struct.Struct("<3sBI")
 _MAGIC = b"FOs"
@@ -91,20 +91,13 @@ class Next(Message):
     step_seconds: Seconds | None = None
 
 
-class Item(NamedTuple):
-    """A batch that is ready; an array in JSON."""
-
-    position: Count
-    epoch: Count
-    batch: Count
-    buffer: Count
-
-
 class Batches(Message):
     """What is ready, from the wanted position on; none when the time was over. `denied`: make it yourself, and why."""
 
     kind: Literal["batches"] = "batches"
-    items: Annotated[list[Item], Field(max_length=64)] = []
+    position: Count = 0
+    buffers: Annotated[list[Count], Field(max_length=64)] = []
+    """Where they are: that of `position`, and those that follow it."""
     denied: Reason | None = None
     jobs: Count = 1
     """Jobs that read this stream now."""

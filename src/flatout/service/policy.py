@@ -7,7 +7,7 @@ from typing import Literal
 
 SMALL_SECONDS = 0.05
 """To make a batch whose handover is worth a thought: of messages about it, several go together."""
-SMALL_FACTOR = 2
+SMALL_FACTOR = 4
 """So many times as many small batches are worth as much: waking each other costs more than making them."""
 HANDFUL = 8
 """Batches that a job takes with one ask, where they are ready; SMALL_FACTOR times as many small ones."""

@@ -23,7 +23,7 @@ from flatout.service.policy import SMALL_SECONDS
 from flatout.service.specs import AnotherDataset, Preparer, batch_key, open_preparer
 from flatout.service.wire import Wire
 
-_TOGETHER = 4  # answers in one letter
+_TOGETHER = 8  # answers in one letter
 
 
 class Maker:

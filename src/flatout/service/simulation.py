@@ -168,11 +168,11 @@ class Simulation:
 
     def _answer(self, name: str, answer: Batches) -> None:
         job = self._jobs[name]
-        if answer.items:
+        if answer.buffers:
             job.asked = 0
-            job.held += [item.buffer for item in answer.items]
-            job.position += len(answer.items)
-            seconds = len(answer.items) * (job.spec.step_seconds + self._world.handover_seconds)
+            job.held += answer.buffers
+            job.position += len(answer.buffers)
+            seconds = len(answer.buffers) * (job.spec.step_seconds + self._world.handover_seconds)
             self._at(self._now + seconds, partial(self._ask, name))
         elif answer.denied is not None:
             self._make_locally(name)

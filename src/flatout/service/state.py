@@ -13,7 +13,6 @@ from flatout.service.messages import (
     Claimed,
     Done,
     Failed,
-    Item,
     Joined,
     Leave,
     Lost,
@@ -189,28 +188,30 @@ class State:
         """Answer with everything that is ready from the wanted position on; how many that is."""
         waiting = job.waiting
         assert waiting is not None
-        items: list[Item] = []
+        buffers: list[int] = []
         for position in range(waiting.position, waiting.position + waiting.count):
             key = job.key(position)
             buffer = self.shelf.entries.get(key)
-            if buffer is None or (items and not job.will_read(position)):
+            if buffer is None or (buffers and not job.will_read(position)):
                 break
             buffer.readers += 1
             buffer.used_at = now
             job.held[buffer.number] = job.held.get(buffer.number, 0) + 1
-            items.append(Item(position, key[1], key[2], buffer.number))
-        if items:
-            self._answer(job, out, items)
-        return len(items)
+            buffers.append(buffer.number)
+        if buffers:
+            self._answer(job, out, waiting.position, buffers)
+        return len(buffers)
 
-    def _answer(self, job: Job, out: list[Instruction], items: list[Item], denied: str | None = None) -> None:
+    def _answer(
+        self, job: Job, out: list[Instruction], position: int, buffers: list[int], denied: str | None = None
+    ) -> None:
         job.waiting = None
         self.counts.denied += denied is not None
         seconds, byte_seconds = (now - then for now, then in zip(self._shared_clock, job.share_began, strict=True))
         jobs = sum(each.stream is job.stream for each in self.jobs.values())
         made, evicted, cold = (now - then for now, then in zip(self.counts.of_interest, job.counts_began, strict=True))
         out.append(Tell(job.name, Batches(
-            items=items, denied=denied, jobs=jobs, share_seconds=max(0.0, seconds),
+            position=position, buffers=buffers, denied=denied, jobs=jobs, share_seconds=max(0.0, seconds),
             share_byte_seconds=max(0.0, byte_seconds), share_gb_seconds=job.share_gb_seconds,
             share_requests=job.share_requests, busy=sum(each.free for each in self.producers.values()) <= 1,
             made=made, evicted_needed=evicted, cold_starts=cold,
@@ -226,7 +227,7 @@ class State:
             return
         reason = self._hopeless(now, job, waiting.position)
         if reason is not None or now >= waiting.until:
-            self._answer(job, out, [], reason)
+            self._answer(job, out, waiting.position, [], reason)
 
     def _hopeless(self, now: float, job: Job, position: int) -> str | None:
         """Why it makes no sense to go on waiting for a batch."""
@@ -362,10 +363,11 @@ class State:
             before = stream.make_seconds or message.seconds
             stream.make_seconds = before + _NEWEST_WEIGHT * (message.seconds - before)
         self.allowance.spend(producer.usd_per_second * message.seconds - lease.charged_usd)
-        readers = [job for job in self.jobs.values() if job.stream is stream]
-        for job in readers if producer.usd_per_second else ():
-            job.share_gb_seconds += message.gb_seconds / len(readers)
-            job.share_requests += 1 / len(readers)
+        if producer.usd_per_second:
+            readers = [job for job in self.jobs.values() if job.stream is stream]
+            for job in readers:
+                job.share_gb_seconds += message.gb_seconds / len(readers)
+                job.share_requests += 1 / len(readers)
 
     def _failed(self, now: float, who: str, message: Failed, out: list[Instruction]) -> None:
         lease = self.leases.get(message.lease)
@@ -465,8 +467,14 @@ class State:
     def _most_urgent(self, now: float, producer: Producer) -> tuple[Key, bool] | None:
         """The batch to make next, and whether a job stands still for want of it."""
         wanted: list[tuple[Job, int, Key, bool]] = []
+        found: dict[Any, tuple[int, Key] | None] = {}  # the same for jobs side by side
         for job in self.jobs.values():
-            if (missing := self._first_missing(job, producer)) is not None:
+            stream = job.stream
+            ahead = lookahead(self.policy.window, job.step_seconds, stream.make_seconds, producer.seconds_to_start)
+            place = (stream.name, job.epoch, job.index, job.position, job.last, ahead)
+            if place not in found:
+                found[place] = self._first_missing(job, ahead)
+            if (missing := found[place]) is not None:
                 distance, key = missing
                 waits = distance == 0 and job.waiting is not None
                 if waits or now >= self._no_room_until:
@@ -496,22 +504,23 @@ class State:
                 return True
         return False
 
-    def _first_missing(self, job: Job, producer: Producer) -> tuple[int, Key] | None:
+    def _first_missing(self, job: Job, ahead: int) -> tuple[int, Key] | None:
         """How far ahead of a job the next batch is that nobody has made or is making; None within its window."""
-        stream = job.stream
-        if stream.refused is not None:
+        if job.stream.refused is not None:
             return None
-        ahead = lookahead(self.policy.window, job.step_seconds, stream.make_seconds, producer.seconds_to_start)
-        first = max(0, job.checked[1] - job.position) if job.checked[0] == self.shelf.losses else 0
-        for distance in range(first, ahead):
-            job.checked = (self.shelf.losses, job.position + distance)
-            if not job.will_read(job.position + distance):
+        losses, position = self.shelf.losses, job.position
+        first = max(position, job.checked[1]) if job.checked[0] == losses else position
+        for place in range(first, position + ahead):
+            job.checked = (losses, place)
+            if not job.will_read(place):
                 return None
-            key = job.key(job.position + distance)
-            given_up = self._failures.get(key, (0, ""))[0] >= self.policy.most_failures
-            if key not in self.shelf.entries and key not in self._making and not given_up:
-                return distance, key
+            key = job.key(place)
+            if key not in self.shelf.entries and key not in self._making and not self._is_given_up(key):
+                return place - position, key
         return None
+
+    def _is_given_up(self, key: Key) -> bool:
+        return self._failures.get(key, (0, ""))[0] >= self.policy.most_failures
 
     # Looking in
 

@@ -12,10 +12,10 @@ from flatout.service.decisions import (
     apart_seconds,
     next_action,
 )
-from flatout.service.messages import Batches, Item
-from flatout.service.policy import HANDFUL, Allowance, handful, lookahead, reuse_score
+from flatout.service.messages import Batches
+from flatout.service.policy import HANDFUL, SMALL_FACTOR, Allowance, handful, lookahead, reuse_score
 
-READY = Batches(items=[Item(position=0, epoch=0, batch=0, buffer=1)])
+READY = Batches(buffers=[1])
 
 
 def test_what_is_ready_is_taken_and_what_is_denied_is_made() -> None:
@@ -42,14 +42,14 @@ def test_tries_to_rejoin_become_rare_but_never_end() -> None:
 def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
     assert lookahead(16, None, 1.0, 0.0) == 16
     assert lookahead(16, 1.0, 0.1, 0.0) == 10
-    assert lookahead(16, 1.0, 0.01, 0.0) == lookahead(16, 0.0, 0.01, 0.0) == 32  # made in no time: two handfuls
+    assert lookahead(16, 1.0, 0.01, 0.0) == lookahead(16, 0.0, 0.01, 0.0) == 64  # made in no time: two handfuls
     assert lookahead(32, 0.5, 1.0, 2.0) == 21
     assert lookahead(16, 0.001, 1.0, 0.0) == 16
 
 
 def test_a_handful_leaves_room_for_others() -> None:
     assert handful(4 << 30, 3 << 20, 4, 0.1) == handful(4 << 30, 3 << 20, 4, None) == HANDFUL
-    assert handful(4 << 30, 3 << 20, 4, 0.01) == 2 * HANDFUL
+    assert handful(4 << 30, 3 << 20, 4, 0.01) == SMALL_FACTOR * HANDFUL
     assert handful(300 << 20, 38 << 20, 4, 0.1) == 1
     assert handful(1600, 100, 1, 0.01) == 4
     assert handful(1600, 100, 2, 0.01) == 2

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ServiceUnavailable
-from flatout.service.messages import FRAME, MOST_BYTES, VERSION, Batches, Item, Next, Register, decode, encode
+from flatout.service.messages import FRAME, MOST_BYTES, VERSION, Batches, Next, Register, decode, encode
 
 
 def test_round_trip() -> None:
     for message in (
         Next(position=3, count=4, wait_seconds=0.5, released=[1, 2], step_seconds=0.25),
-        Batches(items=[Item(position=3, epoch=0, batch=3, buffer=9)], share_seconds=1.5),
+        Batches(position=3, buffers=[9], share_seconds=1.5),
         Register(stream="a" * 64, spec={"kind": "images"}, batches_per_epoch=4, batch_bytes=100, position=0),
     ):
         assert decode(encode(message)) == message

@@ -100,7 +100,7 @@ def test_it_says_that_it_takes_more_orders_when_batches_are_small(talks: Callabl
     heard: list[Message] = []
     while not any(isinstance(each, Joined) for each in heard):
         heard += talk.letter()
-    assert heard == [Done(lease=1, bytes=1, seconds=0.001), Joined(slots=2, spare=3)]
+    assert heard == [Done(lease=1, bytes=1, seconds=0.001), Joined(slots=2, spare=7)]
 
 
 @pytest.mark.parametrize(("seconds", "in_flight"), [(0.2, 1), (0.001, 4)], ids=["slow", "data that is waited for"])

@@ -105,14 +105,14 @@ class Coordinator(RuleBasedStateMachine):
 
     def check_answer(self, job: str, answer: Batches) -> None:
         position = self.open.pop(job)
-        for number, item in enumerate(answer.items):
+        assert answer.position == position
+        for number, buffer in enumerate(answer.buffers):
             epoch, index = self.first[job]
             epochs, within = divmod(position + number, PER_EPOCH)
             expected = (epoch + epochs, (index + within) % PER_EPOCH)
-            assert (item.position, item.epoch, item.batch) == (position + number, *expected)
-            assert self.content[item.buffer] == (self.stream[job], *expected), "ready, and not written"
-            self.held[job].append(item.buffer)
-        if self.asked[job, position] >= MOST_ASKS and not answer.items:
+            assert self.content[buffer] == (self.stream[job], *expected), "ready, and not written"
+            self.held[job].append(buffer)
+        if self.asked[job, position] >= MOST_ASKS and not answer.buffers:
             assert answer.denied is not None
 
     @rule(target=jobs, stream=st.sampled_from(sorted(SIZES)), last=st.sampled_from([None, 9, 30]), anywhere=st.booleans(),
