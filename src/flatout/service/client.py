@@ -34,6 +34,7 @@ from flatout.service.decisions import (
     AskFor,
     Take,
     apart_seconds,
+    mean_step,
     next_action,
 )
 from flatout.service.helper import Helper
@@ -58,7 +59,6 @@ from flatout.service.specs import ImagePreparer, assemble, batch_key
 
 _ANSWER_SECONDS = 5.0  # beyond what the service may hold an answer back
 _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buffer
-_NEWEST_WEIGHT = 0.2
 _WORTH_A_THREAD_SECONDS = 0.002  # of a job's step: what comes can be heard and opened meanwhile
 
 
@@ -515,8 +515,7 @@ class SharedPool:
         """What the job does between two batches: its own speed, whatever it waits for."""
         if self._left_at is not None:
             seconds = time.perf_counter() - self._left_at
-            before = seconds if self._step_seconds is None else self._step_seconds
-            self._step_seconds = before + _NEWEST_WEIGHT * (seconds - before)
+            self._step_seconds = mean_step(self._step_seconds, seconds)
 
     def _shares(self) -> dict[str, float]:
         """Of all connections so far."""

@@ -9,6 +9,8 @@ PATIENCE_SECONDS = 10.0
 FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 5.0
 MOST_MISSES = 3  # batches in a row that the job had to make itself
 _LONGEST_APART_SECONDS = 60.0
+_NEWEST_WEIGHT = 0.2  # of a step in the running mean
+_PAUSE_FACTOR, _PAUSE_SECONDS = 4, 0.001  # times the mean, and at least: what is longer is a pause
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,11 @@ def next_action(asked: Asked, answer: Batches | None, patience_seconds: float = 
 def apart_seconds(failures: int) -> float:
     """How long to go without the service before the next try to rejoin."""
     return min(2.0 ** (failures - 1), _LONGEST_APART_SECONDS)
+
+
+def mean_step(before: float | None, seconds: float) -> float:
+    """A running mean. A pause, as for validation, counts as a step that is a little longer: only many of them show that
+    the job has become slower."""
+    if before is None:
+        return seconds
+    return before + _NEWEST_WEIGHT * (min(seconds, max(_PAUSE_FACTOR * before, _PAUSE_SECONDS)) - before)

@@ -10,6 +10,7 @@ from flatout.service.decisions import (
     ComputeLocally,
     Take,
     apart_seconds,
+    mean_step,
     next_action,
 )
 from flatout.service.messages import Batches
@@ -37,6 +38,17 @@ def test_no_answer_keeps_a_job_asking_for_ever(seconds_per_ask: float) -> None:
 
 def test_tries_to_rejoin_become_rare_but_never_end() -> None:
     assert [apart_seconds(failures) for failures in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
+
+
+def test_a_pause_does_not_make_a_job_slow_but_slow_steps_do() -> None:
+    mean: float | None = None
+    for seconds in (0.1, 0.1, 300.0, 0.1, 0.1, 0.1):  # a validation of five minutes
+        mean = mean_step(mean, seconds)
+    assert mean == pytest.approx(0.13, abs=0.01)
+    for _ in range(12):
+        mean = mean_step(mean, 2.0)
+    assert mean == pytest.approx(2.0, rel=0.2)
+    assert mean_step(mean_step(0.0, 60.0), 0.0) < 0.001  # one that is limited by its data still is
 
 
 def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
