@@ -7,12 +7,22 @@ four times that.
 
     python benchmarks/shared_batches.py --data tiny=../shared/data/tiny-imagenet-40.tar:train-64 [--cache off] [--jobs 1 2 4]
     python benchmarks/shared_batches.py --data ... --speeds 0.1 0.05 0.025      # jobs of unequal speed
+    python benchmarks/shared_batches.py --data ... --slices 60                  # short turns, of jobs that stay
+
+A machine whose speed changes from minute to minute makes figures of whole turns vary by a sixth. With `--slices` the
+jobs of all modes are there all the time, and one mode at a time is let run, for 0.8 s, round after round; the others
+are stopped (SIGSTOP, with the service they use), so that nothing is prepared meanwhile.
 """
 
 import argparse
 import json
+import math
+import mmap
 import os
+import shutil
+import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -59,8 +69,9 @@ def job(arguments):
     print("ready", flush=True)
     sys.stdin.readline()
     before = None if pool is None else look()
+    shown = Counter(arguments.counter) if arguments.counter else None
     samples, steps, waited, began = 0, 0, 0.0, time.perf_counter()
-    while time.perf_counter() - began < arguments.seconds:
+    while shown.goes_on() if shown else time.perf_counter() - began < arguments.seconds:
         asked = time.perf_counter()
         batch = next(source)
         start = time.perf_counter()
@@ -68,6 +79,8 @@ def job(arguments):
         wait.until(start, arguments.step)
         samples, steps = samples + batch.labels.shape[0], steps + 1
         del batch
+        if shown:
+            shown.show(samples)
     seconds = time.perf_counter() - began
     figures = {
         "samples_per_second": samples / seconds,
@@ -81,33 +94,134 @@ def job(arguments):
     loader.close()
 
 
+class Counter:
+    """Samples so far and the wish to go on, in a file that a job and whoever started it have mapped."""
+
+    def __init__(self, path):
+        with open(path, "r+b") as file:
+            self._words = mmap.mmap(file.fileno(), 16)
+
+    def show(self, samples):
+        self._words[:8] = struct.pack("<q", samples)
+
+    def shown(self):
+        return struct.unpack("<q", self._words[:8])[0]
+
+    def end(self):
+        self._words[8:] = b"finished"
+
+    def goes_on(self):
+        return self._words[8:] == bytes(8)
+
+
+def start(mode, steps, path, options, folder, counters=()):
+    """Jobs, when all of them are warm."""
+    environment = {
+        **os.environ,
+        "XDG_RUNTIME_DIR": folder,
+        "XDG_CACHE_HOME": f"{folder}/cache",
+        "OMP_NUM_THREADS": "1",
+    }
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, __file__, "job", "--path", path, "--mode", mode, "--step", str(step), "--seconds", str(options.seconds),
+             "--batch", str(options.batch), "--cache", options.cache, "--bytes", options.bytes, "--warm", str(options.warm),
+             *(("--counter", counters[number]) if counters else ())],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )
+        for number, step in enumerate(steps)
+    ]  # fmt: skip
+    for each in jobs:
+        assert each.stdout.readline() == "ready\n"
+    return jobs
+
+
+def go(jobs):
+    for each in jobs:
+        each.stdin.write("go\n")
+        each.stdin.flush()
+
+
 def turn(mode, steps, path, options):
     """All jobs of one turn, started together."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "XDG_RUNTIME_DIR": folder,
-            "XDG_CACHE_HOME": f"{folder}/cache",
-            "OMP_NUM_THREADS": "1",
-        }
-        jobs = [
-            subprocess.Popen(
-                [sys.executable, __file__, "job", "--path", path, "--mode", mode, "--step", str(step), "--seconds", str(options.seconds),
-                 "--batch", str(options.batch), "--cache", options.cache, "--bytes", options.bytes, "--warm", str(options.warm)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-            )
-            for step in steps
-        ]  # fmt: skip
-        for each in jobs:
-            assert each.stdout.readline() == "ready\n"
-        for each in jobs:
-            each.stdin.write("go\n")
-            each.stdin.flush()
+        jobs = start(mode, steps, path, options, folder)
+        go(jobs)
         figures = [json.loads(each.stdout.readline()) for each in jobs]
         for each in jobs:
             each.stdin.close()
             each.wait(60)
         return figures
+
+
+class Group:
+    """The jobs of one mode, and the service they started: stopped, but for the slices of time they are given."""
+
+    def __init__(self, mode, steps, path, options):
+        self.name = f"{mode} {len(steps)}"
+        self._folder = tempfile.mkdtemp()
+        files = [f"{self._folder}/counter-{number}" for number in range(len(steps))]
+        for each in files:
+            Path(each).write_bytes(bytes(16))
+        self._jobs = start(mode, steps, path, options, self._folder, files)
+        self._counters = [Counter(each) for each in files]
+        self._pids = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_mine(pid)]
+        self.signal(signal.SIGSTOP)
+        go(self._jobs)
+
+    def _is_mine(self, pid):
+        try:
+            return f"XDG_RUNTIME_DIR={self._folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
+    def signal(self, number):
+        for pid in self._pids:
+            os.kill(pid, number)
+
+    def slice(self, seconds):
+        """Samples per second."""
+        before, began = self.samples(), time.perf_counter()
+        self.signal(signal.SIGCONT)
+        time.sleep(seconds)
+        self.signal(signal.SIGSTOP)
+        return (self.samples() - before) / (time.perf_counter() - began)
+
+    def samples(self):
+        return sum(each.shown() for each in self._counters)
+
+    def end(self):
+        for each in self._counters:
+            each.end()
+        self.signal(signal.SIGCONT)
+        for each in self._jobs:
+            each.communicate("\n")
+        shutil.rmtree(self._folder)
+
+
+def take_slices(plan, path, options):
+    """Every mode's samples per second in each slice of time."""
+    groups = []
+    try:
+        for mode, steps in plan:
+            groups.append(Group(mode, steps, path, options))
+        for each in groups:
+            each.slice(2.0)
+        rates = {each.name: [] for each in groups}
+        for number in range(options.slices):
+            for each in groups:
+                rates[each.name].append(each.slice(options.slice_seconds))
+            print({name: round(values[number]) for name, values in rates.items()}, flush=True)
+    finally:
+        for each in groups:
+            each.end()
+    return rates
+
+
+def ratio(rates, of, to):
+    """Of all slices together; and the standard error, from neighbouring slices."""
+    logs = [math.log(one / other) for one, other in zip(rates[of], rates[to], strict=True) if one and other]
+    return {"ratio": sum(rates[of]) / sum(rates[to]), "error": statistics.stdev(logs) / math.sqrt(len(logs))}
 
 
 def predict(steps, measured, batch, seconds):
@@ -153,6 +267,8 @@ def main():
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--cache", default="auto")
     parser.add_argument("--bytes", default="4 GB")
+    parser.add_argument("--slices", type=int, help="short turns of jobs that stay, instead of whole turns")
+    parser.add_argument("--slice-seconds", type=float, default=0.8, help="all modes' together below five seconds")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results = {
@@ -168,6 +284,17 @@ def main():
         ]
         if options.speeds:
             plan = [("shared", options.speeds)] + [("plain", [speed]) for speed in options.speeds]
+        if options.slices:
+            rates = take_slices(plan, path, options)
+            pairs = {
+                (f"shared {count}", to) for count in options.jobs for to in ("ideal 1", f"plain {count}") if to in rates
+            }
+            results["datasets"][name] = {
+                "path": path, "cache": options.cache, "batch": options.batch, "rates": rates,
+                "ratios": {f"{of} / {to}": ratio(rates, of, to) for of, to in sorted(pairs)},
+            }  # fmt: skip
+            print(name, json.dumps(results["datasets"][name]["ratios"], indent=1))
+            continue
         turns = {}
         for number in range(options.rounds):
             for at in range(len(plan)):
@@ -205,6 +332,7 @@ if __name__ == "__main__":
             ("cache", str),
             ("bytes", str),
             ("warm", int),
+            ("counter", str),
         ):
             parser.add_argument(f"--{flag}", type=kind)
         job(parser.parse_args(sys.argv[2:]))
