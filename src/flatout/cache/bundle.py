@@ -111,6 +111,14 @@ def check_bundle(buffer: memoryview, key: bytes, verify: bool) -> tuple[int, int
     return end, total
 
 
+def is_header_of(header: bytes, key: bytes, count: int) -> bool:
+    """Whether these first bytes of `count` begin the batch of that key, and all of it."""
+    if len(header) < HEADER_BYTES:
+        return False
+    magic, _, total, found, _, _ = HEADER.unpack_from(header)
+    return bool(magic == _MAGIC and total == count and found == key)
+
+
 _Row = tuple[str, np.dtype[Any], tuple[int, ...], int]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from flatout.cache.bundle import HEADER, HEADER_BYTES
+from flatout.cache.bundle import HEADER_BYTES, is_header_of
 from flatout.errors import BadBundle, ServiceUnavailable
 
 _PREFIX = b"flatout:"
@@ -91,7 +91,7 @@ class RedisStore:
             pipeline.getrange(_PREFIX + key, 0, HEADER_BYTES - 1)
             pipeline.strlen(_PREFIX + key)
             header, count = pipeline.execute()
-        if len(header) < HEADER_BYTES or HEADER.unpack_from(header)[2] != count or HEADER.unpack_from(header)[4] != key:
+        if not is_header_of(header, key, count):
             raise BadBundle("Redis holds no batch of this key, or only a part of one")
 
     def make(self, number: int, count: int) -> None:

@@ -58,6 +58,7 @@ from flatout.service.producer import make_batch
 from flatout.service.specs import ImagePreparer, assemble, batch_key
 
 _ANSWER_SECONDS = 5.0  # beyond what the service may hold an answer back
+_LEFT_WHEN_ASKING = 8  # one batch in so many of a handful: to open as many takes a while on a machine that is busy
 _SMALL_BYTES = 1 << 16  # copied, so that who keeps labels does not keep the buffer
 _WORTH_A_THREAD_SECONDS = 0.002  # of a job's step: what comes can be heard and opened meanwhile
 
@@ -179,6 +180,7 @@ class SharedPool:
         self._store: BatchStore | None = None
         self._ready: deque[Item] = deque()
         self._opened: _OpenedByPosition = {}  # of these
+        self._handful = 0  # how many the last answer had
         self._coming: Coming | None = None
         self._helper: Helper[_Heard] | None = None
         self._released: deque[int] = deque()
@@ -359,9 +361,10 @@ class SharedPool:
             self.use.last_trouble = f"batch at {position}: {action.reason}"
             return None
         item = self._ready.popleft()
-        last = self._terms.register.last
-        if not self._ready and self._coming is None and (last is None or position + 1 < last):
-            self._begin(position + 1, FIRST_WAIT_SECONDS)  # the answer comes while the job works on this batch
+        last, following = self._terms.register.last, position + 1 + len(self._ready)
+        is_time = self._coming is None and len(self._ready) <= self._handful // _LEFT_WHEN_ASKING
+        if is_time and (last is None or following < last):
+            self._begin(following, FIRST_WAIT_SECONDS)  # the answer comes while the job works on those it has
         return item
 
     def _ask(self, position: int, wait_seconds: float) -> Batches:
@@ -408,6 +411,7 @@ class SharedPool:
         self.use.busy_answers += answer.busy
         self._sharers = max(1, answer.jobs)
         self._ready.extend(_items(answer))
+        self._handful = len(answer.buffers)
         self._opened |= opened
         return answer
 
