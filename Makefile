@@ -84,6 +84,7 @@ bench-shared: install
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
 	$(BIN)/python benchmarks/shared_handover.py
 	$(BIN)/python benchmarks/shared_batches.py --data tiny=$(TINY):train-64 --warm 250 --cache off
+	$(BIN)/python benchmarks/shared_batches.py --data tiny=$(TINY):train-64 --warm 250 --cache off --jobs 1 4 --slices 80
 	$(BIN)/python benchmarks/shared_batches.py --data photos=$(BENCH)/data/photos:train-224 --warm 12 --cache off
 
 clean:
