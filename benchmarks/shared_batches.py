@@ -64,6 +64,8 @@ def job(arguments):
     source, wait = batches(), Wait()
     for _ in range(arguments.warm):
         next(source)
+    if arguments.step:
+        time.sleep(1.0)  # a job that does not take all there is: as much is ready when a turn begins as when it ends
     if pool is not None:
         look()
     print("ready", flush=True)
