@@ -1,86 +1,104 @@
-# Two commands for people: `make demo` and `make test`. Each does all set-up on a fresh machine, then runs.
+# Two commands for people: `make demo` and `make test`. Each does all set-up it needs on a fresh machine, then runs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
-SYSTEM := gcc libjpeg62-turbo-dev fuse3 chromium iproute2 redis-server
+CORE := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+BUILD_PACKAGES := gcc libjpeg62-turbo-dev
+TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
-.PHONY: demo test install lint unit system clean fuzz bench-loop bench-loaders bench-remote bench-verdicts \
+.PHONY: demo test install lint clean fuzz matrix bench-loop bench-loaders bench-remote bench-verdicts \
         bench-predictions bench-tune bench-ranks soak-ranks bench-shared
 
-demo: install
+demo: $(CORE)
 	$(BIN)/flatout demo
 
 # Two at a time, whole files: tests of one file share servers and trained runs.
-test: install lint
+test: $(DEV) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-install: $(STAMP)
+install: $(CORE)
+	@echo "$(BIN)/flatout is installed with what training images needs. Left out:"
+	@echo "  test tools and $(TEST_PACKAGES): make test gets them"
+	@echo "  extras (service, ray, aws, web, translation, trackers, models), for example:"
+	@echo "    $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[service,translation]'"
 
 # Installed anew when the project's own files change what is needed; otherwise this costs nothing.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flatout/data/*.c src/flatout/data/native/*)
-	@$(MAKE) --no-print-directory system
+$(CORE): pyproject.toml setup.py constraints.txt $(wildcard src/flatout/data/*.c src/flatout/data/native/*)
+	@$(call get_packages,$(BUILD_PACKAGES),Pillow decodes then and takes several times as long)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	@touch $(STAMP)
+	$(PIP) setuptools wheel
+	$(PIP) torch==2.13.0
+	$(PIP) --no-build-isolation -e .
+	@touch $@
 
-# Debian packages that the build or a test needs; skipped where they are there already, or where apt is not.
-system:
-	@missing=""; for package in $(SYSTEM); do \
-	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
-	if [ -n "$$missing" ] && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  echo "installing$$missing"; apt-get update -qq && apt-get install -qq -y $$missing >/dev/null; \
-	elif [ -n "$$missing" ]; then echo "note: not installed:$$missing (tests that need them are skipped)"; fi
+$(DEV): $(CORE)
+	@$(call get_packages,$(TEST_PACKAGES),tests that need them are skipped)
+	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
 
-lint: install
+# Debian packages; passed over where they are there already. Where apt is not, or not allowed: $(2) says what follows.
+define get_packages
+missing=""; for package in $(1); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+if [ -n "$$missing" ] && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+  echo "installing$$missing"; apt-get update -qq && apt-get install -qq -y $$missing >/dev/null; \
+elif [ -n "$$missing" ]; then echo "note: not installed:$$missing ($(2))"; fi
+endef
+
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Every pair of features, trained for real (about 10 minutes); `make test` tries a sample of them.
+matrix: $(DEV)
+	$(BIN)/python tests/matrix/run.py --out docs/pairs.md
+
 # Mutated JPEGs and pack indexes against the compiled decoder (address and undefined-behaviour sanitizers).
-fuzz: install
+fuzz: $(CORE)
 	$(BIN)/python tests/native_fuzz/run.py $(ROUNDS)
 
 # Measured results go to benchmarks/results/, dated, with the command.
-bench-loop: install
+bench-loop: $(CORE)
 	$(BIN)/python benchmarks/loop_overhead.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/emulated_step.py
 
 # Two nodes over 100 Mb/s (needs root), two ranks that really train, and the cost of flatout's loop over bare DDP.
-bench-ranks: install
+bench-ranks: $(DEV)
 	$(BIN)/python benchmarks/slow_link.py speed
 	$(BIN)/python benchmarks/slow_link.py accuracy
 	$(BIN)/python benchmarks/ddp_overhead.py
 
 # kill -9 of a random rank under torchrun, 20 times; `make test` does it twice.
-soak-ranks: install
+soak-ranks: $(DEV)
 	FLATOUT_RANK_KILLS=20 $(BIN)/python -m pytest tests/chaos/test_chaos_ranks.py -k torchrun
 
 # Peers live in their own environments under BENCH (several GB); a peer that does not install is listed as such.
 BENCH ?= /tmp/flatout-bench
-bench-loaders: install
+bench-loaders: $(CORE)
 	bash benchmarks/loaders/setup_peers.sh $(BENCH)
 	$(BIN)/python benchmarks/loaders/run.py --dir $(BENCH)
 
-bench-remote: install
+bench-remote: $(DEV)
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
 	$(BIN)/python benchmarks/remote_training.py --photos $(BENCH)/data/photos
 
 # Injected faults against the verdict of `flatout explain`; predictions against the runs that follow.
-bench-verdicts: install
+bench-verdicts: $(DEV)
 	$(BIN)/python benchmarks/verdicts/run_scenarios.py --dir $(BENCH)/verdicts
 
-bench-predictions: install
+bench-predictions: $(DEV)
 	$(BIN)/python benchmarks/predictions/run.py --dir $(BENCH)/verdicts
 
-bench-tune: install
+bench-tune: $(DEV)
 	$(BIN)/python benchmarks/tuning/run.py --dir $(BENCH)/verdicts --exhaustive
 
 # Tiny-ImageNet-40 and photos. TensorSocket beside it: benchmarks/shared_tensorsocket.py (pip install tensorsocket pyzmq tornado elsewhere).
 TINY ?= ../shared/data/tiny-imagenet-40.tar
-bench-shared: install
+bench-shared: $(DEV)
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
 	$(BIN)/python benchmarks/shared_handover.py
 	$(BIN)/python benchmarks/shared_batches.py --data tiny=$(TINY):train-64 --warm 250 --cache off

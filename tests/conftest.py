@@ -1,13 +1,26 @@
 """Fixtures that several rooms' tests share. Heavy imports stay inside, so that a unit test does not pay for them."""
 
+import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from servers.fixtures import _no_cloud_but_loopback, _proxy_process, bucket, fault_proxy, s3_server  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _empty_working_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test meets a `runs/` or `data/` that lies about in the repository, and none leaves one there."""
+    with tempfile.TemporaryDirectory(prefix="flatout-cwd-") as folder:
+        monkeypatch.chdir(folder)
+        yield
+
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command does; inherited by the server that forks commands
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ _FORKS.set_forkserver_preload(
         "torch._dynamo",
         "sacrebleu",
     ]
-)  # the first optimizer of a process imports torch._dynamo, which takes as long as torch itself
+)  # DDP and gradient checkpointing import torch._dynamo, which takes as long as torch itself
 
 
 def make_dataset(folder: Path, samples_per_class: int = SAMPLES_PER_CLASS, val_per_class: int = 5) -> Path:
@@ -288,14 +288,16 @@ def expected_ledger(
     return rows
 
 
-def expected_text_ledger(run: Path, epochs: int = EPOCHS, seed: int = 0) -> list[tuple[str, ...]]:
+def expected_text_ledger(
+    run: Path, epochs: int = EPOCHS, seed: int = 0, batch_tokens: int = BATCH_TOKENS, data: Path | None = None
+) -> list[tuple[str, ...]]:
     """The same for sentence pairs, from their lengths in the run's own vocabulary."""
     vocabulary = read_vocabulary(run / "vocabulary.json")
-    data = Path(yaml.safe_load((run / "config.yaml").read_text())["data"]["path"])
+    data = data or Path(yaml.safe_load((run / "config.yaml").read_text())["data"]["path"])
     lines = [(data / f"train.{language}").read_text().splitlines() for language in ("aa", "bb")]
     usable = np.array([number for number, pair in enumerate(zip(*lines, strict=True)) if all(pair)])
     source, target = (np.array([len(row) for row in vocabulary.encode(texts)])[usable] for texts in lines)
-    cut = cut_by_tokens(source + 1, target + 2, BATCH_TOKENS)
+    cut = cut_by_tokens(source + 1, target + 2, batch_tokens)
     rows: list[tuple[str, ...]] = []
     for epoch in range(epochs):
         order = token_order(cut, seed, epoch)

@@ -30,7 +30,7 @@ class RunDirectoryError(UserError):
 
 
 class StorageError(FlatoutError):
-    """A store did not give what was asked of it."""
+    """A store did not give what was asked of it; exit code 2 where a run's preflight blames address or credentials."""
 
 
 class ObjectMissing(StorageError):
@@ -89,6 +89,6 @@ class CheckpointCorrupt(FlatoutError):
 
 
 class Interrupted(FlatoutError):
-    """Ctrl-C or SIGTERM, after a checkpoint."""
+    """Ctrl-C, SIGTERM or SIGHUP, after a checkpoint."""
 
     exit_code = 130

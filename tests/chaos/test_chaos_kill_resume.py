@@ -180,3 +180,17 @@ def alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_an_emulated_run_survives_a_kill_to_the_bit(work: Path, shapes: Path) -> None:
+    config = write_recipe(
+        work / "tiny.yaml", shapes, device="emulated", emulated={"base_seconds": 0.02}, train__epochs=1, **EVERYTHING
+    )
+    whole, killed = work / "runs" / "whole", work / "runs" / "killed"
+    assert command("train", config, "--run", whole, cwd=work).code == 0
+    running = start("train", config, "--run", killed, cwd=work)
+    after_rows(8)(running, killed)
+    running.kill()
+    assert summary(killed)["status"] == "running"
+    assert command("train", config, "--run", killed, cwd=work).code == 0
+    assert_same_training(killed, whole)

@@ -75,3 +75,20 @@ def test_looking_at_runs_needs_no_torch(tmp_path: Path, uninterrupted: Path) -> 
 
 def test_names_of_the_library_are_lazy() -> None:
     assert "torch" in loaded_by("import flatout; flatout.train")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_compute_threads_do_not_spin_unless_the_user_wants_it(
+    own: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host whose cores others use too, a thread that spins takes the core from the one it waits for."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    script = "import os, sys; sys.argv = ['flatout', '--help']; from flatout.cli.main import run; run()\n"
+    script += "print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == f"{expected} False"

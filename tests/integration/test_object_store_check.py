@@ -1,7 +1,9 @@
 """The preflight: each mistake has its own line."""
 
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from servers.faults import Rule
 from servers.fixtures import DEAD_ENDPOINT, Bucket
 from servers.proxy_client import FaultProxy
 from servers.s3 import SECRET_KEY
+from training import command, write_recipe
 
 
 @pytest.fixture
@@ -45,6 +48,7 @@ def check(url: str, options: dict[str, str]) -> str:
     assert "\n" not in message
     assert SECRET_KEY not in message
     assert error.value.__cause__ is None
+    assert error.value.exit_code == (1 if isinstance(error.value, StoreUnreachable) else 2)
     return f"{type(error.value).__name__}: {message}"
 
 
@@ -102,6 +106,15 @@ def test_no_credentials(full: Bucket) -> None:
     message = check(full.url, {"endpoint": full.options["endpoint"], "region": "us-east-1"})
     assert message.startswith(AccessDenied.__name__)
     assert "no credentials found" in message
+
+
+def test_training_without_credentials_is_the_users_mistake(work: Path) -> None:
+    config = write_recipe(work / "tiny.yaml", work, data__path="s3://bucket/train")
+    environment = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    finished = command("train", config, cwd=work, environment=environment)
+    assert "no credentials found" in finished.error_line
+    assert finished.code == 2
+    assert not (work / "runs").exists()
 
 
 def test_no_credentials_and_a_metadata_service_that_hangs(

@@ -155,8 +155,9 @@ def test_what_each_rank_keeps_for_itself_survives_a_kill(work: Path, shapes: Pat
     assert [each.code for each in run_ranks(2, "train", config, "--run", whole, cwd=work)] == [0, 0]
     running = start_ranks(2, "train", config, "--run", killed, cwd=work)
     wait_until(lambda: row_count(killed) >= 11 or not running[0].running, "the second checkpoint")
-    for each in running:
-        each.kill()
+    for each in running:  # all of them before anybody is waited for: a rank whose peer is gone ends by itself
+        each.send(signal.SIGKILL)
+    assert [each.wait().code for each in running] == [-signal.SIGKILL] * 2
     ended = run_ranks(2, "train", config, "--run", killed, cwd=work)
     assert [each.code for each in ended] == [0, 0], ended[0].err
     assert trained(killed) == trained(whole)
@@ -189,6 +190,23 @@ def test_other_ways_to_exchange_gradients_train_the_same(work: Path, shapes: Pat
     for name in ("fp16", "bf16"):
         assert losses[name] != plain
         assert losses[name] == pytest.approx(plain, abs=0.05)
+
+
+@pytest.mark.parametrize("chosen", [{"optimizer": "adamw", "beta2": 0.95}, {"optimizer": "sgd", "momentum": 0.8}])
+def test_every_mode_trains_with_the_same_optimizer(work: Path, shapes: Path, chosen: dict[str, Any]) -> None:
+    settings = {f"train__{name}": value for name, value in {"max_steps": 2, "weight_decay": 0.03, **chosen}.items()}
+    seen = {}
+    for mode, ranks in {"single": 1, "ddp": 2, "fsdp": 2}.items():
+        several = {} if ranks == 1 else {**DDP, "parallel__mode": mode, "parallel__devices": ranks}
+        config = write_recipe(work / "tiny.yaml", shapes, **several, **settings)
+        ended = run_ranks(ranks, "train", config, "--run", work / mode, cwd=work)
+        assert [each.code for each in ended] == [0] * ranks, ended[0].err
+        seen[mode] = summary(work / mode)["optimizer"]
+    decayed, others = seen["single"]["groups"]
+    assert seen["single"]["name"] == chosen["optimizer"]
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.03, 0.0)
+    assert decayed["betas"][1] == 0.95 if "beta2" in chosen else decayed["momentum"] == 0.8
+    assert seen["fsdp"] == seen["ddp"] == seen["single"]
 
 
 def test_the_command_starts_its_ranks_again_and_passes_on_their_error(work: Path, shapes: Path) -> None:
@@ -226,3 +244,22 @@ def test_a_world_that_is_not_the_configured_one_is_refused(
     assert [each.code for each in ended] == [2, 2]
     assert said in ended[0].error_line
     assert not (work / "runs").exists()
+
+
+@pytest.mark.parametrize(("changes", "every"), [({}, 1), ({"local_steps": 4}, 4), ({"compress": "fp16"}, 1)])
+def test_emulated_ranks_exchange_the_bytes_of_the_model(
+    work: Path, shapes: Path, changes: dict[str, Any], every: int
+) -> None:
+    """Nothing is computed, and the wire carries what it would: several steps after the first, too."""
+    emulated = {"device": "emulated", "emulated": {"base_seconds": 0.05}, "train__max_steps": 8, "model__width": 0.5}
+    parallel = {"mode": "ddp", "devices": 2, **changes}
+    config = write_recipe(work / "tiny.yaml", shapes, parallel=parallel, checkpoint__every_steps=None, **emulated)
+    ended = run_ranks(2, "train", config, cwd=work)
+    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
+    found, _ = checkpoint.load_newest(work / "runs/tiny/checkpoints")
+    assert found is not None
+    gradients = sum(
+        value.nbytes for name, value in found.tensors.items() if name.startswith("optimizer/momentum_buffer/")
+    )
+    sent = sum(int(row["bytes_sent"]) for row in read_table(work / "runs/tiny/steps.csv")[1:])  # of both ranks
+    assert sent >= 7 // every * gradients / (2 if changes.get("compress") else 1)

@@ -111,7 +111,7 @@ QUESTIONS = {  # of story B, and what an answer to each must hold
     "Fully trained?": r"^(yes|no|n/a).*: .+",
     "Overfitting?": r".{10,}",
     "Is the device used?": r"busy \d+ %",
-    "Was the network the limit?": r"^yes, very likely: .* % of the time ranks waited for their exchange; .* sent, .* received, .* which is a 100 Mb/s port",
+    "Was the network the limit?": r"^yes, very likely: .* % of the time after the start ranks waited for their exchange; .* sent, .* received, .* which is a 100 Mb/s port",
     "Does step time follow the network?": r"steps move|hardly|too few readings",
     "What is the learning rate?": r"inverse-sqrt from 0.01 .* after 5 warm-up steps: .*; the warm-up keeps",
     "How large is the data?": r"pairs of lines, .*B \(for training 4\d\d, .*B\)",

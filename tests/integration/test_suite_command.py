@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
+from flatout.errors import RunFailed
 from training import EPOCHS, STEPS, STEPS_PER_EPOCH, command, row_count, start, summary, wait_until, write_recipe
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from flatout.cli.main import run; run()"
@@ -77,6 +79,15 @@ def test_a_suite_stops_goes_on_and_keeps_what_failed_as_a_row(work: Path, shapes
     assert len((run / "epochs.csv").read_text().splitlines()) == 1 + EPOCHS
 
 
+def test_experiments_that_failed_are_counted_once_whatever_their_repeats() -> None:
+    from flatout.app.run_suite import SuiteResult
+    from flatout.reports.suite_table import Outcome, suite_rows
+
+    outcomes = [Outcome(name, "", {}, cause=why) for name, why in (("a", "x"), ("b", None), ("a", "x"), ("b", None))]
+    with pytest.raises(RunFailed, match="1 of 2 experiments failed"):
+        SuiteResult(Path("runs/mine"), "mine", suite_rows(outcomes, ()), False).raise_if_unfinished()
+
+
 def test_a_changed_configuration_is_trained_afresh(work: Path, uninterrupted: Path) -> None:
     from flatout.app.run_suite import next_action
     from flatout.config.loading import load_config
@@ -99,13 +110,15 @@ def test_a_changed_configuration_is_trained_afresh(work: Path, uninterrupted: Pa
 def test_wrong_input_is_one_line(work: Path, shapes: Path, uninterrupted: Path) -> None:
     write_recipe(work / "tiny.yaml", shapes)
     (work / "bad.yaml").write_text("recipe: tiny.yaml\nvariants: [{name: a, set: {train.lrr: 1}}]\n")
-    (work / "good.yaml").write_text("recipe: tiny.yaml\nvariants: [{name: a}]\n")
+    (work / "good.yaml").write_text("recipe: tiny.yaml\nvariants: [{name: a}]\nrepeats: 2\n")
     (work / "damaged").mkdir()
     (work / "damaged/config.yaml").write_text("name: x\n")
     (work / "damaged/summary.json").write_text("{")
     for arguments, says in (
         (("suite", "bad.yaml"), "experiment 'a': unknown key train.lrr; did you mean train.lr?"),
         (("suite", "none.yaml"), "no suite at none.yaml"),
+        (("suite", "good.yaml", "--set", "data.path=no/such/place"), "no/such/place does not exist"),
+        (("suite", "good.yaml", "--set", "data.path=''"), "data.path is not set"),
         (("suite", "good.yaml", "--runs", "tiny.yaml/x"), "cannot make tiny.yaml/x"),
         (("compare", uninterrupted), "two runs or more"),
         (("compare", uninterrupted, uninterrupted), "is given twice"),

@@ -59,6 +59,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "unknown class": (set_to("data.classes=[none-such]"), "'none-such'"),
     "too many classes": (set_to("data.classes=5"), "data.classes is 5 but the dataset has 4"),
     "one class": (set_to("data.classes=1"), "at least 2"),
+    "top-5 of four classes": (set_to("checkpoint.metric=top5"), "top5, which says nothing of 4 classes"),
     "batch larger than the dataset": (set_to("data.batch_size=157"), "set data.batch_size to at most 156"),
     "fp16 on a CPU": (set_to("train.precision=fp16"), "use bf16 or fp32"),
     "fp16 on whatever there is": (set_to("train.precision=fp16", "device=auto"), "use bf16 or fp32"),
@@ -104,6 +105,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "shapes too small": (lambda work: ["data", "make", "shapes", "out", "--size", "7"], "from 8 to 4096"),
     "classes that are no number": (lambda work: ["data", "make", "shapes", "out", "--classes", "two"], "--classes"),
     "shapes into a file": (lambda work: ["data", "make", "shapes", "tiny.yaml"], "cannot write images to tiny.yaml"),
+    "shapes into an archive": (lambda work: ["data", "make", "shapes", "x.tar"], "tar -cf x.tar -C x ."),
     "lr-find backwards": (lambda work: ["lr-find", "tiny.yaml", "--low", "1", "--high", "0.1"], "low 1, high 0.1"),
     "lr-find of an unknown model": (
         lambda work: ["lr-find", "tiny.yaml", "--set", "model.name=resnet19"],

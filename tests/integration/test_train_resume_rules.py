@@ -78,6 +78,20 @@ def test_a_changed_dataset_can_be_accepted_and_that_is_recorded(own_data: Path, 
     assert command("train", "tiny.yaml", cwd=work).code == 0  # the new dataset is the run's dataset now
 
 
+def test_other_class_names_are_refused_and_named(own_data: Path, work: Path) -> None:
+    for split in ("train", "val"):
+        (work / "data" / split / "1-square").rename(work / "data" / split / "1-box")
+    before = snapshot(work)
+    finished = command("train", "tiny.yaml", cwd=work)
+    assert finished.code == 2
+    assert "class 1 was '1-square' and is '1-box'" in finished.error_line
+    assert snapshot(work) == before
+    accepted = command("train", "tiny.yaml", "--accept-changed-data", cwd=work)
+    assert accepted.code == 0, accepted.err
+    assert "class 1 was '1-square' and is '1-box'; accepted" in (own_data / "log.txt").read_text()
+    assert "1-box" in (own_data / "classes.json").read_text()
+
+
 def test_a_moved_dataset_is_the_same_dataset(own_data: Path, work: Path, uninterrupted: Path) -> None:
     (work / "data").rename(work / "elsewhere")
     assert command("train", "tiny.yaml", "--set", f"data.path={work / 'elsewhere'}", cwd=work).code == 0

@@ -135,3 +135,19 @@ def test_simulate(work: Path) -> None:
     wrong = command("simulate", "wrong.yaml", cwd=work)
     assert wrong.code == 2
     assert "producers.hands" in wrong.error_line
+
+
+def test_ranks_share_and_take_their_own_slices(shapes: Path, work: Path, tmp_path: Path) -> None:
+    """31 of 156 samples a step: uneven slices, and a last batch of one sample, of which a rank gets none."""
+    config = write_recipe(
+        work / "tiny.yaml", shapes, parallel__mode="ddp", parallel__devices=2, data__batch_size=256, data__global_batch=31,
+        views__small={"base": "train-64", "size": 16, "pad": 2, "mixup": 0.3},
+    )  # fmt: skip
+    for run, value in (("own", "off"), ("shared", "auto")):
+        finished = command("train", config, "--set", f"data.shared={value}", "--run", f"runs/{run}", cwd=work,
+                           environment=environment(tmp_path))  # fmt: skip
+        assert finished.code == 0, finished.err
+    assert_same_training(work / "runs" / "shared", work / "runs" / "own")
+    assert_ledger(work / "runs" / "shared", batch_size=31)
+    used = summary(work / "runs" / "shared")["shared"]
+    assert used["hits"] > 0, "rank 0's slices came from the service"

@@ -118,7 +118,7 @@ def test_validation_and_checkpoints_at_their_intervals(work: Path, shapes: Path)
     assert [int(path.stem[-9:]) for path in checkpoints(run)] == [6, 10]
     columns = set(read_table(run / "epochs.csv")[0])
     assert columns == {
-        "attempt", "epoch", "step", "samples", "train_loss", "learning_rate", "time_unix", "top1", "top5", "val_loss"
+        "attempt", "epoch", "step", "samples", "train_loss", "learning_rate", "time_unix", "top1", "val_loss"
     }  # fmt: skip
 
 

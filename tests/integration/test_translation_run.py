@@ -44,6 +44,7 @@ def test_the_run_knows_its_bleu_and_its_data(learned: Path) -> None:
         "samples": 2000, "bytes": sum((data / f"train.{language}").stat().st_size for language in ("aa", "bb"))
     }  # fmt: skip
     assert values["task"] == "translation"
+    assert not (learned / "classes.json").exists()
     with (learned / "quarantine.csv").open() as file:
         assert [(row["sample_id"], row["reason"]) for row in csv.DictReader(file)] == [("4", "line 5 is empty")]
     with (learned / "epochs.csv").open() as file:

@@ -1,20 +1,15 @@
 """The code of docs/use-the-loader.md, run as it stands there: only paths, sizes and the device are replaced."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import flatout
-
-PAGE = Path(__file__).parents[2] / "docs" / "use-the-loader.md"
-CLASSES, PER_CLASS, BATCH = 3, 8, 4
+from loader_examples import BATCH, CLASSES, PER_CLASS, example, make_pictures
 
 
 @pytest.fixture(autouse=True)
@@ -24,25 +19,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    for number in range(CLASSES * PER_CLASS):
-        for split in ("train", "val"):
-            path = tmp_path / "data" / split / f"class-{number % CLASSES}" / f"{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            coarse = np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)
-            Image.fromarray(coarse).resize((60 + number, 50)).save(path)
-    return tmp_path / "data"
-
-
-def example(heading: str, *replaced: tuple[str, str]) -> str:
-    """The code under a heading of the page; what is to be replaced must be there."""
-    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1]
-    match = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert match is not None
-    code = match.group(1)
-    for old, new in replaced:
-        assert old in code, f"{old!r} is no longer in the example under {heading!r}"
-        code = code.replace(old, new)
-    return code
+    return make_pictures(tmp_path / "data")
 
 
 def test_the_plain_loop(data: Path) -> None:
@@ -83,10 +60,10 @@ class HandDriven:
         self.epochs = epochs
         self.seen: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
 
-    def fit(self, module: object, train_dataloaders: Any) -> None:
-        self.batches = train_dataloaders
+    def fit(self, module: object, datamodule: Any) -> None:
+        self.batches = datamodule.train_dataloader()
         for _ in range(self.epochs):
-            self.seen.append([(images.clone(), labels.clone()) for images, labels in train_dataloaders])
+            self.seen.append([(images.clone(), labels.clone()) for images, labels in self.batches])
 
 
 def from_the_library(data: Path, epochs: int) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -98,6 +75,7 @@ def from_the_library(data: Path, epochs: int) -> Iterator[list[tuple[torch.Tenso
 def run_lightning(data: Path, epochs: int) -> dict[str, Any]:
     path = ('"data/", view="train-224"', f'{str(data)!r}, view="train-224", batch_size={BATCH}, workers=2')
     space: dict[str, Any] = {"flatout": flatout, "trainer": HandDriven(epochs), "module": SimpleNamespace()}
+    space["lightning"] = SimpleNamespace(LightningDataModule=object)
     exec(example("Lightning", path), space)
     return space
 

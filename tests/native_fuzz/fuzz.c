@@ -15,6 +15,7 @@
 #define MAX_COMPARED_SIDE 160
 
 static uint64_t state;
+static unsigned long scaled_tally[3]; /* declined, accepted, and equal to a whole decode at the same scale */
 
 static unsigned draw(unsigned below) { /* xorshift: the same mutations for a seed on every machine */
     state ^= state << 13;
@@ -87,8 +88,8 @@ static jmp_buf failed;
 static void on_error(j_common_ptr cinfo) { (void)cinfo, longjmp(failed, 1); }
 static void silent(j_common_ptr cinfo) { (void)cinfo; }
 
-/* The whole picture as RGB, warnings ignored as Pillow ignores them; NULL on an error. */
-static uint8_t *plain_decode(blob b, int *width, int *height) {
+/* The whole picture as RGB at 1 / shrink, warnings ignored as Pillow ignores them; NULL on an error. */
+static uint8_t *plain_decode(blob b, int shrink, int *width, int *height) {
     struct jpeg_decompress_struct cinfo;
     struct jpeg_error_mgr errors;
     uint8_t *volatile pixels = NULL;
@@ -104,6 +105,7 @@ static uint8_t *plain_decode(blob b, int *width, int *height) {
     jpeg_mem_src(&cinfo, b.bytes, b.size);
     jpeg_read_header(&cinfo, TRUE);
     cinfo.out_color_space = JCS_RGB;
+    cinfo.scale_denom = (unsigned)shrink;
     jpeg_start_decompress(&cinfo);
     *width = (int)cinfo.output_width;
     *height = (int)cinfo.output_height;
@@ -132,11 +134,70 @@ static bool equals(const uint8_t *planes, int size, const uint8_t *pixels, int w
     return true;
 }
 
+/* The same slice with an arena that has room for none, one or both pictures: the same planes, and the whole picture
+ * where it says so. */
+static bool same_when_kept(const slice *s, blob b, const uint8_t *planes, const jpeg_header *header) {
+    size_t bytes = 2 * 3 * (size_t)s->size * (size_t)s->size, picture = 3 * (size_t)header->width * (size_t)header->height;
+    if (picture > 1 << 20) return true;
+    arena_row index[3] = {0};
+    int64_t used = 0, rows[2] = {2, draw(2) ? 2 : 0}, capacity = (int64_t)(picture * draw(3) + draw(100));
+    arena a = {.pixels = malloc((size_t)capacity + 1), .capacity = capacity, .rows = 3, .index = index, .used = &used, .fd = -1};
+    int32_t status[2] = {99, 99};
+    slice kept = *s;
+    kept.out = malloc(bytes), kept.status = status, kept.keep = &a, kept.keep_rows = rows;
+    slice_times times = {0};
+    load_slice(&kept, &times);
+    bool same = status[0] == s->status[0] && status[1] == s->status[1] && used <= capacity;
+    if (same && status[0] == STATUS_DONE) same = !memcmp(kept.out, planes, bytes);
+    for (int i = 0; same && i < 3; i++) {
+        if (index[i].end == 0) continue;
+        int width, height;
+        uint8_t *whole = plain_decode(b, 1, &width, &height);
+        same = whole && width == index[i].width && height == index[i].height && index[i].end <= used &&
+               !memcmp(whole, a.pixels + index[i].end - picture, picture);
+        free(whole);
+    }
+    free(kept.out);
+    free(a.pixels);
+    return same;
+}
+
+/* Scaled to a size for which the box needs no resizing: as a whole decode at that scale. 0, 1, 2, -1 as one_round(). */
+static int scaled_round(blob b, const jpeg_header *header, uint8_t *planes) {
+    int least = header->width < header->height ? header->width : header->height, wanted = 1 << draw(4);
+    int side = least / wanted ? 1 + (int)draw((unsigned)(least / wanted)) : 1;
+    if (side > MAX_COMPARED_SIDE) side = MAX_COMPARED_SIDE;
+    double row[GEOMETRY_COLUMNS];
+    random_geometry(row, side * wanted, __builtin_sqrt((double)header->width * header->height));
+    source from = {.kind = IN_MEMORY, .data = b.bytes, .bytes = b.size};
+    int32_t status = 99;
+    slice s = {.count = 1, .sources = &from, .geometry = row, .out = planes, .status = &status, .size = side,
+               .scaled = true};
+    slice_times times = {0};
+    load_slice(&s, &times);
+    if (status != STATUS_DONE) return 0;
+    box chosen = choose_box(row, header->width, header->height);
+    int shrink = choose_shrink(chosen, side), width, height;
+    chosen = shrink_box(chosen, shrink);
+    if (chosen.w != side || chosen.h != side) return 1;
+    uint8_t *pixels = plain_decode(b, shrink, &width, &height);
+    bool right = pixels && chosen.x + side <= width && chosen.y + side <= height &&
+                 equals(planes, side, pixels, width, chosen);
+    int result = right ? 2 : pixels ? -1 : 1;
+    free(pixels);
+    return result;
+}
+
 /* 0: declined, 1: accepted, 2: accepted and compared; -1: a wrong picture. Twice in one slice: tables that repeat are
  * read by a way of their own. */
 static int one_round(blob b, uint8_t *planes) {
     jpeg_header header;
     bool sound = jpeg_inspect(b.bytes, b.size, &header);
+    if (sound) {
+        int scaled = scaled_round(b, &header, planes);
+        if (scaled < 0) return -1;
+        scaled_tally[scaled]++;
+    }
     if (!sound) header = (jpeg_header){.width = 50, .height = 50};
     int least = header.width < header.height ? header.width : header.height;
     int side = 1 + (int)draw((unsigned)(least < MAX_COMPARED_SIDE ? least : MAX_COMPARED_SIDE));
@@ -153,9 +214,10 @@ static int one_round(blob b, uint8_t *planes) {
     size_t bytes = 3 * (size_t)s.size * (size_t)s.size;
     if (status[0] != status[1]) return -1;
     if (status[0] == STATUS_DONE && memcmp(planes, planes + bytes, bytes)) return -1;
+    if (sound && !same_when_kept(&s, b, planes, &header)) return -1;
     if (status[0] != STATUS_DONE || resize || !sound) return status[0] == STATUS_DONE;
     int width, height;
-    uint8_t *pixels = plain_decode(b, &width, &height);
+    uint8_t *pixels = plain_decode(b, 1, &width, &height);
     box chosen = choose_box(row, header.width, header.height);
     bool right = pixels && chosen.w == side && chosen.h == side && equals(planes, side, pixels, width, chosen);
     int result = right ? 2 : pixels ? -1 : 1; /* an error further down than the box is not ours to find */
@@ -207,6 +269,8 @@ int main(int count, char **arguments) {
     }
     printf("%lu rounds: %lu declined, %lu accepted, %lu accepted and equal to a whole decode\n", rounds, tally[0],
            tally[1], tally[2]);
+    printf("scaled: %lu declined, %lu accepted, %lu accepted and equal to a whole decode at that scale\n",
+           scaled_tally[0], scaled_tally[1], scaled_tally[2]);
     for (unsigned i = 0; i < files; i++) free(corpus[i].bytes);
     free(corpus);
     free(planes);

@@ -11,12 +11,14 @@ import psutil
 import torch
 
 import flatout
+from flatout.config.schema import Config
 from flatout.data.budgets import usable_cores
 from flatout.data.decode import decoder_name
+from flatout.engine.cuda_defaults import describe_arithmetic
 from flatout.engine.devices import Device, cpu_name
 
 
-def describe_environment(device: Device) -> dict[str, Any]:
+def describe_environment(device: Device, config: Config) -> dict[str, Any]:
     """Versions, device, cores and memory; no environment variables, which may hold secrets."""
     return {
         "flatout": flatout.__version__,
@@ -25,6 +27,7 @@ def describe_environment(device: Device) -> dict[str, Any]:
         "platform": platform.platform(),
         "host": platform.node(),
         "device": {"kind": device.kind, "name": device.name},
+        "arithmetic": describe_arithmetic(config, device),
         "decoder": decoder_name(),
         "cuda": torch.version.cuda,
         "cpu": {"name": cpu_name(), "cores_usable": usable_cores(), "cores_total": os.cpu_count()},

@@ -12,11 +12,12 @@ from flatout.config.schema import Config
 from flatout.data.budgets import share_machine
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import Learner
-from flatout.engine.optimizers import build_optimizer
+from flatout.engine.optimizers import optimizer_for
 from flatout.engine.parallel import Alone, Place
 from flatout.engine.parallel.batch_norm import convert
 from flatout.engine.parallel.place import find_place, interface_towards
 from flatout.engine.parallel.ranks import Ranks
+from flatout.engine.precision import Autocast
 from flatout.errors import ConfigError, FlatoutError, Interrupted
 
 _SEVERAL = ("ddp", "fsdp")
@@ -33,6 +34,20 @@ def own_place(config: Config) -> Place | None:
             "model of its own; set parallel.mode=ddp, or start one process"
         )
     return place
+
+
+def require_one_process(config: Config, command: str) -> None:
+    """What is measured in one process with a loader of its own says nothing of ranks or of shared batches."""
+    if config.parallel.mode != "single":
+        raise ConfigError(
+            f"flatout {command} measures one process but parallel.mode is {config.parallel.mode}; use --set "
+            "parallel.mode=single with the batch of one rank, then train the result with your mode"
+        )
+    if config.data.shared != "off":
+        raise ConfigError(
+            f"flatout {command} measures a loader of its own but data.shared is {config.data.shared}; use --set "
+            "data.shared=off, then train the result with it"
+        )
 
 
 def devices_per_node(config: Config) -> int:
@@ -58,7 +73,10 @@ def needs_launch(config: Config, place: Place | None) -> bool:
 
 def check_world(config: Config, place: Place) -> None:
     """A run that silently has one machine or device less than it should costs money before anyone notices."""
+    visible = torch.cuda.device_count() if choose_device(config.device).kind == "cuda" else None
     devices, nodes = devices_per_node(config), config.parallel.nodes
+    if visible == 1 and config.parallel.devices == "all":  # each task may see its own only: who started them knows
+        devices = place.local_world_size
     if place.local_world_size != devices:
         raise ConfigError(
             f"parallel.devices is {config.parallel.devices} ({devices} here) but {place.local_world_size} rank(s) were "
@@ -69,16 +87,20 @@ def check_world(config: Config, place: Place) -> None:
             f"parallel asks for {nodes} node(s) with {devices} device(s) each, {devices * nodes} ranks, but "
             f"{place.world_size} were started; make --nnodes and parallel.nodes equal"
         )
-    if choose_device(config.device).kind == "cuda" and torch.cuda.device_count() < place.local_world_size:
-        raise ConfigError(
-            f"{place.local_world_size} ranks share this machine but it has {torch.cuda.device_count()} GPU(s)"
-        )
+    if visible is not None and 1 < visible < place.local_world_size:  # one alone may be another one for each rank
+        raise ConfigError(f"{place.local_world_size} ranks share this machine but it has {visible} GPU(s)")
+
+
+def own_card(place: Place) -> torch.device:
+    """Of the GPUs this process sees: its own by number, or the only one (Slurm's --gpus-per-task)."""
+    return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else place.local_rank)
 
 
 def spread(learner: Learner, config: Config, world_size: int) -> None:
     """Make the model ready for several devices: batch norm over all of them, weights sharded, or copies of DP."""
     if config.parallel.mode == "dp":
-        learner.wrapped = nn.DataParallel(learner.compute, list(range(devices_per_node(config))))
+        replica = Autocast(learner.compute, learner.precision)
+        learner.wrapped = nn.DataParallel(replica, list(range(devices_per_node(config))))
     if world_size == 1:
         return
     if config.parallel.sync_batchnorm:
@@ -86,11 +108,8 @@ def spread(learner: Learner, config: Config, world_size: int) -> None:
     if config.parallel.mode == "fsdp":
         from flatout.engine.parallel.sharding import shard
 
-        train = config.train
-        shard(learner.model, learner.device.torch.type, world_size)
-        learner.optimizer = build_optimizer(
-            learner.model, train.optimizer, train.lr, train.momentum, train.weight_decay
-        )
+        shard(learner.model, learner.device.torch.type, world_size, config.train.precision)
+        learner.optimizer = optimizer_for(learner.model, config.train)  # of the shards, which are other tensors
 
 
 @contextmanager
@@ -111,11 +130,12 @@ def joined(config: Config, place: Place | None) -> Iterator[Alone | Ranks]:
         raise ConfigError(f"parallel.interface is {interface!r}; this machine has {names}")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)
-    device = choose_device(config.device)
-    if device.kind == "cuda":
-        torch.cuda.set_device(place.local_rank)
-    backend = "nccl" if device.kind == "cuda" else "gloo"
-    ranks = Ranks(config, Group(place, backend, config.parallel.collective_seconds), interface)
+    backend, card = "gloo", None
+    if choose_device(config.device).kind == "cuda":
+        own = own_card(place)
+        torch.cuda.set_device(own)
+        backend, card = "nccl", (own, str(torch.cuda.get_device_properties(own).uuid))
+    ranks = Ranks(config, Group(place, backend, config.parallel.collective_seconds, card), interface)
     try:
         yield ranks
     except FlatoutError as error:

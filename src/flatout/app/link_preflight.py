@@ -74,6 +74,7 @@ def _profile(ranks: Ranks, job: Job) -> StepProfile | None:
         return None
     assert batch is not None
     inputs = job.task.to_device(batch, job.learner.device.torch)
+    ranks.sync_next(False)
     return profile_step(job.task, job.learner, inputs, job.config.train.accumulate)
 
 

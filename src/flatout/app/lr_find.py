@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from flatout.app.display import Display
+from flatout.app.joining import require_one_process
 from flatout.app.task_setup import open_source, workers_for_task
-from flatout.app.train_run import folder_name, prepare_cpu, prepare_setup
+from flatout.app.train_run import folder_name, prepare_compute, prepare_setup
 from flatout.config.loading import load_config
 from flatout.engine.learner import build_learner
 from flatout.engine.range_test import range_test, suggest
@@ -32,11 +33,13 @@ def find_learning_rate(
     """Measure, suggest, and write lr-find.json and lr-find.html."""
     if not 0 < low < high or steps < 10:
         raise ConfigError(f"low {low:g}, high {high:g}, steps {steps}: need 0 < low < high and at least 10 steps")
-    setup = prepare_setup(load_config(source, overrides).config)
+    config = load_config(source, overrides).config
+    require_one_process(config, "lr-find")
+    setup = prepare_setup(config)
     config = setup.config
     folder = out or Path("runs") / f"{folder_name(config.name)}-lr-find"
     random_state = torch.get_rng_state()
-    prepare_cpu(config)
+    prepare_compute(config, setup.device)
     workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
     points = []
     try:

@@ -11,6 +11,11 @@ from flatout.errors import DataError
 def make_shapes_dataset(
     folder: Path, classes: int, samples_per_class: int, size: int, val_per_class: int | None, seed: int, quiet: bool
 ) -> dict[str, Any]:
+    if folder.suffix in (".tar", ".gz", ".tgz", ".zip"):
+        raise DataError(
+            f"shapes are written to a folder, and {folder} is named like an archive; give {folder.with_suffix('')}, "
+            f"and if it is to be one file: tar -cf {folder.with_suffix('.tar')} -C {folder.with_suffix('')} ."
+        )
     written = total = 0
     try:
         with Display(quiet) as display:

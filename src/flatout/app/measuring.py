@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from flatout.app.task_setup import open_source, workers_for_task
-from flatout.app.train_run import Setup, prepare_cpu, prepare_setup
+from flatout.app.train_run import Setup, prepare_compute, prepare_setup
 from flatout.config.loading import load_config
 from flatout.data.batch import AnyBatch, BatchSource, Failure, StageSeconds
+from flatout.engine.device_clock import clock_for
+from flatout.engine.devices import Device
 from flatout.engine.learner import Learner, build_learner
 from flatout.engine.loop import Job, Progress, StepRecord, train
 from flatout.errors import FlatoutError
@@ -84,7 +86,7 @@ def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) 
     if load_config(recipe).config.task == "classification":
         endless["data.stage"] = "off"
     setup = prepare_setup(load_config(recipe, endless).config)
-    prepare_cpu(setup.config)
+    prepare_compute(setup.config, setup.device)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     learner = build_learner(setup.task, setup.config, setup.device)
@@ -97,16 +99,50 @@ def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) 
         return replace(_steps(setup, learner, source, loader.stages, seconds), workers=workers)
 
 
+class _Window:
+    """From the end of the warm-up to the last step. The device is waited for at both ends: what was queued before does
+    not count, what is queued in it does."""
+
+    def __init__(self, device: Device, recorder: Recorder, stages: StageSeconds) -> None:
+        self._device, self._recorder, self._stages = device, recorder, stages
+        self._before: tuple[dict[str, float], StageSeconds] = ({}, StageSeconds())
+        self._began: float | None = None
+        self.seconds = 0.0
+        self.parts: dict[str, float] = {}
+        self.stages = StageSeconds()
+
+    def _wait(self) -> float:
+        with self._recorder.device_wait():
+            self._device.wait()
+        return time.perf_counter()
+
+    def begin(self) -> None:
+        self._began = self._wait()
+        self._before = self._recorder.totals(), replace(self._stages)
+
+    def is_over(self, seconds: float) -> bool:
+        return self._began is not None and time.perf_counter() - self._began > seconds
+
+    def end(self) -> None:
+        assert self._began is not None
+        self.seconds = self._wait() - self._began
+        parts, stages = self._before
+        self.parts = {name: total - parts.get(name, 0.0) for name, total in self._recorder.totals().items()}
+        gone = {name: value - getattr(stages, name) for name, value in vars(self._stages).items()}
+        self.stages = StageSeconds(**gone)
+
+
 def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSeconds, seconds: float) -> Measured:
     recorder = Recorder(None)
+    recorder.device_clock = clock_for(setup.device)
+    window = _Window(setup.device, recorder, stages)
     records: list[StepRecord] = []
-    began: float | None = None
-    started_parts: dict[str, float] = {}
-    before = StageSeconds()
 
     def over() -> str | None:
-        late = began is not None and time.perf_counter() - began > seconds and len(records) >= _LEAST_STEPS
-        return "measured" if late else None
+        if len(records) < _LEAST_STEPS or not window.is_over(seconds):
+            return None
+        window.end()  # before the loop saves what nobody keeps
+        return "measured"
 
     job = Job(
         setup.config, setup.task, learner, source, None, recorder, Progress(), save=lambda progress: None,
@@ -114,19 +150,21 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSec
     )  # fmt: skip
     for number, record in enumerate(each for each in train(job) if isinstance(each, StepRecord)):
         if number + 1 == _WARM_UP_STEPS:
-            began, started_parts, before = time.perf_counter(), recorder.totals(), replace(stages)
+            window.begin()
         elif number + 1 > _WARM_UP_STEPS:
             records.append(record)
-    parts = {name: total - started_parts.get(name, 0.0) for name, total in recorder.totals().items()}
-    gone = StageSeconds(**{name: value - getattr(before, name) for name, value in vars(stages).items()})
-    full = [record for record in records if record.samples == setup.config.data.batch_size] or records
+    full = [record for record in records if record.samples == setup.config.batch_setting] or records
+    queued = 0.0  # of each step: what the device still did when the host's part of it was over
+    if setup.device.waits:  # a step's own time is that of launching it; only all steps together say what they take
+        full, queued = records, (window.seconds - sum(each.step_seconds for each in records)) / len(records)
     batch = statistics.fmean(each.samples for each in full)
     if setup.config.task == "translation":  # batches alike in tokens, not in samples: those of a few steps say little
         full, batch = records, source.samples / source.batches_per_epoch
     return Measured(
-        batch, tuple(each.step_seconds for each in full),
-        tuple(each.data_wait_seconds for each in full), parts, gone, sum(each.samples for each in records),
-        len(setup.dataset.train), memory_peak_bytes=setup.device.memory_peak_bytes(),
+        batch, tuple(each.step_seconds + queued for each in full),
+        tuple(each.data_wait_seconds for each in full), window.parts, window.stages,
+        sum(each.samples for each in records), len(setup.dataset.train),
+        memory_peak_bytes=setup.device.memory_peak_bytes(),
     )  # fmt: skip
 
 

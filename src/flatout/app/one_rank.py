@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from flatout.app.lasting_output import outlive_readers
 from flatout.app.train_run import train_run
 from flatout.errors import FlatoutError
 
@@ -22,4 +23,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     main(Path(sys.argv[1]))

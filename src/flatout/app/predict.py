@@ -91,6 +91,8 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
     resolved = dict(changes)
     if "data.workers" in ours:
         resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, round(calibration.cores))
+    if resolved.get("train.precision") == "auto":  # the machine's choice, and the run's own
+        resolved["train.precision"] = calibration.settings.precision
     prediction = replace(
         predict(calibration, resolved), changes=changes, break_even_epochs=staging_break_even(calibration, resolved)
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.app.environment import describe_environment
+from flatout.app.joining import require_one_process
 from flatout.app.measuring import Measured, measure_apart
 from flatout.app.predict import settings_of
-from flatout.app.train_run import folder_name
+from flatout.app.train_run import compute_threads, folder_name
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
@@ -17,6 +18,7 @@ from flatout.data.budgets import usable_cores
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.device import fit_device_time
 from flatout.diagnosis.what_if import predict
+from flatout.engine.cuda_defaults import choose_precision, with_precision
 from flatout.engine.devices import choose_device
 from flatout.errors import RunFailed
 from flatout.runs.directory import RunDirectory, write_json, write_text
@@ -44,6 +46,9 @@ def probe_recipe(
     """Synthetic batches at two sizes, loading by one and by all cores, then real steps; writes probe.json."""
     started = time.monotonic()
     config = load_config(source, overrides).config
+    require_one_process(config, "probe")
+    device = choose_device(config.device)
+    config = with_precision(config, choose_precision(config, device))
     folder = out or Path("runs") / f"{folder_name(config.name)}-probe"
     phases = _measure_phases(config, seconds, say)
     calibration = _calibrate(config, phases)
@@ -109,7 +114,7 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
         device=fitted,
         device_kind=device.kind,
         cores=usable_cores(),
-        threads=usable_cores() if config.threads == "auto" else config.threads,
+        threads=compute_threads(config, device.kind),
         step_extra_seconds=max(0.0, full.step - _computing(full)),
         between_seconds=0.0,
         fetch_seconds=per_sample["fetch"],
@@ -152,7 +157,7 @@ def _write(probe: Probe, config: Config) -> None:
     directory = RunDirectory(probe.directory)
     directory.root.mkdir(parents=True, exist_ok=True)
     write_text(directory.config, dump_config(config))
-    write_json(directory.environment, describe_environment(choose_device(config.device)))
+    write_json(directory.environment, describe_environment(choose_device(config.device), config))
     write_json(directory.summary, {"run": probe.directory.name, "status": "completed", "cause": None, "probe": True,
                                    "config_digest": config_digest(config)})  # fmt: skip
     write_json(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from flatout.app.monitoring import SystemRecords
@@ -21,14 +21,17 @@ from flatout.runs.directory import (
     STEP_COLUMNS,
     RunDirectory,
     Table,
+    cell,
     effective_rows,
     read_json,
     read_table,
     write_json,
 )
+from flatout.runs.step_totals import Steps, StepTotals, read_steps
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
 from flatout.timeline import Recorder
 from flatout.timeline.merge import read_attempts
+from flatout.timeline.startup import StartupClock
 
 _IMPORTED_UNIX = time.time()  # torch and all else that is heavy is loaded before this file
 
@@ -44,10 +47,14 @@ class RunRecords:
         device: Device,
         schedule: str,
         world_size: int = 1,
+        startup: StartupClock | None = None,
     ) -> None:
         self._schedule = schedule
+        self._startup = startup or StartupClock()
+        self._stepped = False  # in this attempt
         self._world_size = world_size
         self.link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
+        self.optimizer: dict[str, Any] = {}  # as it is when training begins
         self._directory = directory
         self._config = config
         self._dataset = dataset
@@ -65,19 +72,36 @@ class RunRecords:
         self._steps = Table(directory.steps, STEP_COLUMNS)
         self._epochs = Table(directory.epochs, EPOCH_COLUMNS)
         self._quarantine = Table(directory.quarantine, QUARANTINE_COLUMNS)
+        self._catalogue = load_catalogue(config.cost.prices)
+        self._earlier_steps: Steps | None = read_steps(directory.steps)  # until it is known which are done again
+        self._totals = StepTotals(self._earlier_steps)
+        self._epoch_rows = effective_rows(read_table(directory.epochs), "epoch")
+        self._looked_at = {"train": 0, "val": 0}  # unusable samples of each split
         self._quarantined = {(row["split"], int(row["sample_id"])) for row in read_table(directory.quarantine)}
 
     def step(self, record: StepRecord) -> None:
-        self._steps.append({"attempt": self.attempt, **asdict(record)})
+        if not self._stepped:
+            self._stepped = True
+            self._startup.add("first_batch", record.data_wait_seconds)
+        self._steps.append({"attempt": self.attempt, **vars(record)})  # asdict costs more than all the rest
+        if self._earlier_steps is not None:
+            self._earlier_steps.drop_from(record.step)
+            self._totals, self._earlier_steps = StepTotals(self._earlier_steps), None
+        self._totals.add(record.step_seconds, record.samples)
 
     def epoch(self, record: EpochRecord) -> None:
-        row = asdict(record)
-        metrics = row.pop("metrics")
-        self._epochs.append({"attempt": self.attempt, **row, **metrics})
+        row = {"attempt": self.attempt, **vars(record)}
+        row |= row.pop("metrics")
+        self._epochs.append(row)
+        as_read = {name: cell(value) for name, value in row.items()}
+        self._epoch_rows = effective_rows([*self._epoch_rows, as_read], "epoch")
 
-    def quarantine(self, split: str, failures: Mapping[int, Failure]) -> None:
-        """Each unusable sample once, however often it is met."""
-        for sample_id, failure in failures.items():
+    def quarantine(self, split: str, failures: dict[int, Failure]) -> None:
+        """Each unusable sample once, however often it is met. `failures` only grows, at its end: asked for at every
+        step, only what is new is looked at."""
+        new = list(islice(reversed(failures.items()), len(failures) - self._looked_at[split]))
+        self._looked_at[split] = len(failures)
+        for sample_id, failure in reversed(new):
             if (split, sample_id) not in self._quarantined:
                 self._quarantined.add((split, sample_id))
                 self._quarantine.append(
@@ -95,15 +119,16 @@ class RunRecords:
         higher_is_better: bool = True,
         shared: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write summary.json from what is recorded so far; what this run cannot measure is null."""
-        steps = effective_rows(read_table(self._directory.steps), "step")
-        epochs = effective_rows(read_table(self._directory.epochs), "epoch")
+        """Write summary.json from what is recorded so far; what this run cannot measure is null.
+
+        Constant work while the run goes on; when it ends, its steps are read once for exact quantiles.
+        """
         wall_seconds = self.earlier_seconds + recorder.wall_seconds()
         parts = add_parts([*self._earlier_parts, recorder.totals()])
-        cost = self._config.cost
+        cost, import_seconds = self._config.cost, _import_seconds(recorder)
         shared = add_shared(self._earlier_shared, shared)
         usage = with_shares(run_usage(wall_seconds, cost, self.data_totals(stages)), shared)
-        ledger = usage_cost(usage, cost, load_catalogue(cost.prices))
+        ledger = usage_cost(usage, cost, self._catalogue)
         summary = {
             "run": self._config.name,
             "task": self._config.task,
@@ -121,13 +146,17 @@ class RunRecords:
             "state_digest": state_digest,
             "attempts": self.attempt,
             "samples_seen": samples_seen,
-            "accuracy": accuracy(epochs, self._config.checkpoint.metric, higher_is_better),
-            "convergence": self._convergence(epochs, higher_is_better),
+            "accuracy": accuracy(self._epoch_rows, self._config.checkpoint.metric, higher_is_better),
+            "convergence": self._convergence(higher_is_better),
             "learning_rate": {"schedule": self._schedule},
-            "throughput": throughput(
-                [float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]
-            ),
-            "time": {"wall_seconds": wall_seconds, "parts": parts, "import_seconds": _import_seconds(recorder)},
+            "optimizer": self.optimizer,
+            "throughput": self._totals.throughput() if status == "running" else self._exact_throughput(),
+            "time": {
+                "wall_seconds": wall_seconds,
+                "parts": parts,
+                "import_seconds": import_seconds,
+                "startup_parts": self._startup.parts(recorder.totals()["startup"], import_seconds),
+            },
             "data": self._data(stages),
             "shared": shared,
             **self._system_sections(
@@ -156,10 +185,14 @@ class RunRecords:
         for table in (self._steps, self._epochs, self._quarantine):
             table.close()
 
-    def _convergence(self, epochs: list[dict[str, str]], higher_is_better: bool) -> dict[str, Any]:
+    def _exact_throughput(self) -> dict[str, Any]:
+        steps = read_steps(self._directory.steps)
+        return throughput(steps.seconds, steps.samples)
+
+    def _convergence(self, higher_is_better: bool) -> dict[str, Any]:
         train = self._config.train
         return judge(
-            epochs,
+            self._epoch_rows,
             metric_of(self._config.checkpoint.metric, higher_is_better),
             classes=len(self._dataset.classes) or None,
             planned_epochs=train.epochs,
@@ -239,7 +272,7 @@ class NoRecords:
     def epoch(self, record: EpochRecord) -> None:
         pass
 
-    def quarantine(self, split: str, failures: Mapping[int, Failure]) -> None:
+    def quarantine(self, split: str, failures: dict[int, Failure]) -> None:
         pass
 
     def summarise(self, *_: object) -> None:

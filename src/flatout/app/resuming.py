@@ -1,6 +1,7 @@
 """Where a run goes on: the newest good checkpoint, and whether today's command still fits it."""
 
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from flatout.errors import ConfigError, DataError
 from flatout.runs import RunDirectory
 from flatout.runs.directory import read_json
 
+_SHOWN = 3  # of the classes that changed
+
 
 @dataclass(frozen=True)
 class Resumed:
@@ -29,7 +32,15 @@ class Resumed:
     train_samples: int | None = None
     previous: Config | None = None
     global_batch: int | None = None
+    classes: tuple[str, ...] | None = None  # in the order of their labels; None for a checkpoint that does not say
     notes: tuple[str, ...] = ()
+
+
+def precision_so_far(directory: RunDirectory) -> str | None:
+    """What a run that goes on was trained in; its config.yaml never says auto. None for one that begins."""
+    if not directory.exists or not checkpoint.list_saved(directory.checkpoints):
+        return None
+    return load_config(directory.config).config.train.precision
 
 
 def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
@@ -40,12 +51,15 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     if found is None:
         return Resumed(Progress(), previous=previous, notes=tuple(notes))
     known = {each.name for each in fields(Progress)}
-    progress = Progress(**{name: value for name, value in found.state["progress"].items() if name in known})
+    stored = found.state["progress"]
+    stored.setdefault("epoch_samples", stored["loss_samples"])  # before it was counted, every loss was read
+    progress = Progress(**{name: value for name, value in stored.items() if name in known})
     notes += _other_decoder(directory, config)
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(
         progress, found.tensors, found.state["precision"], found.state["data_fingerprint"],
-        found.state["samples"]["train"], previous, _global_batch(found.state, previous), tuple(notes),
+        found.state["samples"]["train"], previous, _global_batch(found.state, previous),
+        tuple(found.state["classes"]) if "classes" in found.state else None, tuple(notes),
     )  # fmt: skip
 
 
@@ -97,15 +111,33 @@ def check_compatible(
             f"train.seed changed from {old.train.seed} to {config.train.seed}: the order of samples would change in "
             "the middle of a run; use the old seed, or --fresh"
         )
-    if resumed.data_fingerprint == dataset.fingerprint:
+    changed = _changed_data(resumed, dataset)
+    if changed is None:
         return []
-    changed = (
-        f"the dataset changed since the checkpoint: {resumed.train_samples} training samples then, "
-        f"{len(dataset.train)} now (fingerprint {str(resumed.data_fingerprint)[:8]} is now {dataset.fingerprint[:8]})"
-    )
     if not accept_changed_data:
         raise DataError(f"{changed}; restore it, start with --fresh, or go on with --accept-changed-data")
     return [f"{changed}; accepted with --accept-changed-data"]
+
+
+def _changed_data(resumed: Resumed, dataset: AnyDataset) -> str | None:
+    changes = []
+    if resumed.data_fingerprint != dataset.fingerprint:
+        changes.append(
+            f"{resumed.train_samples} training samples then, {len(dataset.train)} now "
+            f"(fingerprint {str(resumed.data_fingerprint)[:8]} is now {dataset.fingerprint[:8]})"
+        )
+    if resumed.classes is not None and resumed.classes != dataset.classes:
+        changes.append(_changed_classes(resumed.classes, dataset.classes))
+    return f"the dataset changed since the checkpoint: {'; '.join(changes)}" if changes else None
+
+
+def _changed_classes(then: tuple[str, ...], now: tuple[str, ...]) -> str:
+    """The weights belong to labels, not to names: another name at a label is another class."""
+    pairs = [(label, *names) for label, names in enumerate(zip_longest(then, now)) if names[0] != names[1]]
+    first = ", ".join(f"{label} was {old!r} and is {new!r}" for label, old, new in pairs[:_SHOWN])
+    more = f", and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
+    counts = f" ({len(then)} classes then, {len(now)} now)" if len(then) != len(now) else ""
+    return f"class {first}{more}{counts}"
 
 
 def shared(resumed: Resumed | None, ranks: Alone | Ranks) -> Resumed:

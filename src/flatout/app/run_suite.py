@@ -15,17 +15,17 @@ from typing import Any
 from rich.console import Console
 
 from flatout.app.show import read_run
+from flatout.app.stopping import is_interruption, stop_signals
 from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.config.suite import Experiment, Suite, load_suite
-from flatout.errors import ConfigError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
+from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
 from flatout.reports.suite_table import Outcome, Row, as_html, as_json, as_markdown, as_terminal, suite_rows
 from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import write_json, write_text
 from flatout.runs.mean_epoch import mean_epoch
+from flatout.storage import open_checked
 from flatout.units import format_seconds
-
-_BY_SIGNAL = ("Ctrl-C", "SIGTERM")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class SuiteResult:
     folder: Path
     name: str
     rows: list[Row]
-    failed: int
     interrupted: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,9 +43,10 @@ class SuiteResult:
     def raise_if_unfinished(self) -> None:
         if self.interrupted:
             raise Interrupted(f"stopped; the table so far is in {self.folder}, the same command goes on")
-        if self.failed:
+        failed = sum(bool(row.causes) for row in self.rows)
+        if failed:
             raise RunFailed(
-                f"{self.failed} of {len(self.rows)} experiments failed; their causes are in {self.folder}/table.md"
+                f"{failed} of {len(self.rows)} experiments failed; their causes are in {self.folder}/table.md"
             )
 
 
@@ -66,9 +66,10 @@ def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bo
     plans = [  # all are checked before the first runs
         _Plan(each, _config(suite, each), RunDirectory(folder / each.folder)) for each in suite.experiments
     ]
+    actions = [_action(plan) for plan in plans]
+    _check_data([plan.config.data.path for plan, do in zip(plans, actions, strict=True) if do != "skip"])
     _make(folder)
     console = Console(stderr=True, quiet=quiet, highlight=False)
-    actions = [_action(plan) for plan in plans]
     outcomes = [_outcome(plan, None) if action == "skip" else None for plan, action in zip(plans, actions, strict=True)]
     with _Children(console) as children:
         for _, group in groupby(range(len(plans)), lambda at: plans[at].experiment.group):
@@ -86,8 +87,7 @@ def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bo
                 outcomes[at] = _outcome(plans[at], failure)
             _write(suite, folder, [each for each in outcomes if each is not None])
     found = [each for each in outcomes if each is not None]
-    failed = sum(each.cause is not None for each in found)
-    return SuiteResult(folder, suite.name, suite_rows(found, suite.columns), failed, children.interrupted)
+    return SuiteResult(folder, suite.name, suite_rows(found, suite.columns), children.interrupted)
 
 
 def print_suite(result: SuiteResult) -> None:
@@ -104,6 +104,14 @@ def _config(suite: Suite, experiment: Experiment) -> Config:
         raise ConfigError(f"experiment {experiment.name!r}: {error}") from None
 
 
+def _check_data(paths: list[str]) -> None:
+    """Each place once, before the first experiment: it would be missing for all that follow as well."""
+    for path in dict.fromkeys(paths):
+        if not path:
+            raise DataError("data.path is not set; give a folder, a .tar or a URL: --set data.path=data/shapes")
+        open_checked(path).close()
+
+
 def _action(plan: _Plan) -> str:
     if plan.directory.in_use():
         raise RunDirectoryError(f"{plan.directory.root} is being trained by another process; wait for it, or stop it")
@@ -118,6 +126,9 @@ def _action(plan: _Plan) -> str:
 
 def next_action(run: Run, trained: Config, wanted: Config) -> str:
     """skip, resume, or start afresh (the old run is moved aside) where another configuration was trained."""
+    if wanted.train.precision == "auto":  # the run's own config.yaml says what that became on its device
+        kept = wanted.train.model_copy(update={"precision": trained.train.precision})
+        wanted = wanted.model_copy(update={"train": kept})
     if any(key != "name" for key, _, _ in differences(trained, wanted)):
         return "fresh"
     return "skip" if _ended(run) else "resume"
@@ -125,7 +136,7 @@ def next_action(run: Run, trained: Config, wanted: Config) -> str:
 
 def _ended(run: Run) -> bool:
     """At its last step, or by a rule of its own (stop.max_usd and the like)."""
-    by_signal = str(run.summary.get("cause")).startswith(_BY_SIGNAL)
+    by_signal = is_interruption(str(run.summary.get("cause")))
     return run.status == "completed" or (run.status == "stopped" and not by_signal)
 
 
@@ -180,7 +191,7 @@ class _Children:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "_Children":
-        self._previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

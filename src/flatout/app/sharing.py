@@ -29,11 +29,12 @@ class TrainingData:
 
 
 def open_training_data(
-    recipe: AnyRecipe, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path
+    recipe: AnyRecipe, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path, epochs: int
 ) -> TrainingData:
+    """`epochs` are those still to come."""
     data = config.data
     if data.shared == "off" or not isinstance(recipe, Recipe):
-        return TrainingData(open_source(recipe, data, workers, True, device_kind, recorder))
+        return TrainingData(open_source(recipe, data, workers, True, device_kind, recorder, epochs=epochs))
     from flatout.service.opening import open_shared_loader  # a run that does not share does not pay for it
 
     order_file = run / "shared_order.json"

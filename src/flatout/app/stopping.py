@@ -9,9 +9,17 @@ from types import FrameType
 from flatout.config.schema import StopConfig
 from flatout.units import format_seconds, format_usd
 
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Ctrl-C, SIGTERM, and SIGHUP for a terminal or connection that is gone, unless that is ignored (nohup)."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in _NAMES if not (ignored and number is signal.SIGHUP)]
+
 
 class Signals:
-    """Ctrl-C and SIGTERM ask for a checkpoint and an end; a second Ctrl-C ends at once."""
+    """Ctrl-C, SIGTERM and SIGHUP ask for a checkpoint and an end; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -19,7 +27,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -30,12 +38,12 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             os._exit(130)
-        self.received = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        self.received = _NAMES[signal.Signals(number)]
 
 
 def is_interruption(reason: str) -> bool:
     """Whether a reason to stop, perhaps another rank's, is a signal."""
-    return reason.startswith(("Ctrl-C", "SIGTERM"))
+    return reason.startswith(tuple(_NAMES.values()))
 
 
 def stop_reason(

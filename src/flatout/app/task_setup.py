@@ -1,5 +1,6 @@
 """What each task opens: its dataset, what a batch of it is, who makes the batches. The one place that names tasks."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,13 +8,16 @@ from pathlib import Path
 from flatout.config.schema import Config, DataConfig
 from flatout.data.batch import AnyDataset, BatchSource
 from flatout.data.dataset import open_dataset
+from flatout.data.layouts import KNOWN_LAYOUTS
 from flatout.data.loader import choose_workers, open_loader
 from flatout.data.parallel_text import VOCABULARY_FILE, open_parallel_text
 from flatout.data.prepare import Recipe
 from flatout.data.text_batches import TextRecipe, TextSource
 from flatout.data.views import resolve_view
 from flatout.errors import DataError
-from flatout.tasks.classification import Classification
+from flatout.runs.directory import CLASSES_FILE
+from flatout.tasks.classification import TOP5_CLASSES, Classification
+from flatout.tasks.emulated import EmulatedClassification
 from flatout.tasks.protocol import Task
 from flatout.tasks.translation import Translation
 from flatout.timeline import Recorder
@@ -59,9 +63,10 @@ def open_source(
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
     memory_taken: int = 0,
+    epochs: int | None = None,
 ) -> BatchSource:
     if isinstance(recipe, Recipe):
-        return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken)
+        return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken, epochs)
     prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
     return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder)
 
@@ -70,6 +75,12 @@ def _images(config: Config, rank: int, world_size: int) -> Opened:
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
     samples, classes = len(dataset.train), len(dataset.classes)
+    if classes < 2:
+        raise DataError(
+            f"{config.data.path} has 1 class, {dataset.classes[0]!r}; a classifier needs at least 2: {KNOWN_LAYOUTS}"
+        )
+    if config.checkpoint.metric == "top5" and classes < TOP5_CLASSES:
+        raise DataError(f"checkpoint.metric is top5, which says nothing of {classes} classes; use top1 or val_loss")
     key = "batch_size" if config.data.global_batch is None else "global_batch"
     global_batch = config.data.global_batch or config.data.batch_size * world_size
     if global_batch > samples:
@@ -78,8 +89,6 @@ def _images(config: Config, rank: int, world_size: int) -> Opened:
             f"data.{key} is {getattr(config.data, key)}{on_ranks} but the training split has {samples} samples; "
             f"set data.{key} to at most {samples // world_size if on_ranks else samples}"
         )
-    if classes < 2:
-        raise DataError(f"the dataset has {classes} class; a classifier needs at least 2")
     recipe = Recipe(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
     val_size = config.validate_.batch_size or config.data.global_batch or config.data.batch_size
     val_recipe = None
@@ -87,9 +96,11 @@ def _images(config: Config, rank: int, world_size: int) -> Opened:
         val_recipe = Recipe(
             dataset.val, eval_view, 0, val_size, shuffle=False, rank=rank, world_size=world_size, whole_batches=True
         )
-    task = Classification(config, classes, view, eval_view)
+    kind = EmulatedClassification if config.device == "emulated" else Classification
+    task = kind(config, classes, view, eval_view)
     what = f"{samples:,} samples of {classes} classes"
-    return Opened(dataset, task, recipe, val_recipe, what, global_batch, classes, key)
+    files = {CLASSES_FILE: json.dumps(dataset.classes, indent=2) + "\n"}
+    return Opened(dataset, task, recipe, val_recipe, what, global_batch, classes, key, files)
 
 
 def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -> Opened:

@@ -1,9 +1,10 @@
 """Train a recipe into a run directory; the same call again goes on where it stopped."""
 
 import errno
+import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from flatout.app.environment import describe_environment
 from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
 from flatout.app.launching import launch_ranks
 from flatout.app.link_preflight import look_at_link, refuse_slow_link
-from flatout.app.monitoring import check_interface
+from flatout.app.monitoring import OwnGpu, check_interface
 from flatout.app.rank_state import restore_own, save_own
 from flatout.app.recording import NoRecords, RunRecords
-from flatout.app.resuming import Resumed, check_compatible, find_resume_point, shared
+from flatout.app.resuming import Resumed, check_compatible, find_resume_point, precision_so_far, shared
 from flatout.app.sharing import TrainingData, open_training_data
 from flatout.app.stopping import Signals, is_interruption, stop_reason
 from flatout.app.task_setup import AnyRecipe, Opened, open_source, open_task, workers_for_task
@@ -31,11 +32,12 @@ from flatout.data.budgets import usable_cores
 from flatout.data.loader import Loader
 from flatout.diagnosis.live import LiveHint
 from flatout.engine import checkpoint
-from flatout.engine.device_clock import CudaClock
+from flatout.engine.cuda_defaults import choose_precision, prepare_cuda, say_arithmetic, with_precision
+from flatout.engine.device_clock import clock_for
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
-from flatout.engine.ema import Ema
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
-from flatout.engine.loop import Job, Progress, StepRecord, nothing_left, train
+from flatout.engine.loop import Job, Progress, StepRecord, UsedBatch, finite_tensors, nothing_left, train
+from flatout.engine.optimizers import describe_optimizer
 from flatout.engine.parallel import Alone
 from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.schedules import describe, scaled_rate, warmup_steps
@@ -55,6 +57,7 @@ from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import mark_failed, read_json, write_json, write_text
 from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder
+from flatout.timeline.startup import StartupClock
 
 MAX_FAILED_SAVES = 3
 
@@ -96,6 +99,7 @@ def train_run(
     `whole_process` counts the time of the process from its start, as the command line does.
     """
     started = None if whole_process else time.perf_counter()
+    startup = StartupClock()
     config = load_config(source, overrides).config
     directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
     place = own_place(config)
@@ -106,6 +110,9 @@ def train_run(
         launch_ranks(config, devices_per_node(config), directory, options)
         return read_run(directory.root)
     with joined(config, place) as ranks, ExitStack() as stack:
+        if config.train.precision == "auto":  # of all ranks, whatever cards they have; refused where one has it not
+            precision = ranks.together(lambda: _settle_precision(config, directory, fresh or ranks.rank != 0))
+            config = with_precision(config, ranks.from_main(precision))
 
         def prepare() -> tuple[Setup, Learner]:
             if ranks.rank == 0:
@@ -115,10 +122,11 @@ def train_run(
                     raise RunDirectoryError(
                         f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
                     )
-            setup = prepare_setup(config, ranks, None if fresh else directory.root)
+            setup = prepare_setup(config, ranks, None if fresh else directory.root, startup)
             begins = fresh or not checkpoint.list_saved(directory.checkpoints)
-            learner = _new_learner(setup, warm_start if begins else None)
-            spread(learner, config, ranks.world_size)
+            with startup.part("model"), _memory_explained(config):
+                learner = _new_learner(setup, warm_start if begins else None)
+                spread(learner, config, ranks.world_size)
             if fresh and ranks.rank == 0:
                 _set_aside(directory)
             return setup, learner
@@ -126,7 +134,7 @@ def train_run(
         setup, learner = ranks.together(prepare)
         display = stack.enter_context(Display(quiet or ranks.rank != 0))
         signals = stack.enter_context(Signals())
-        session = _Session(setup, learner, directory, display, signals, ranks)
+        session = _Session(setup, learner, directory, display, signals, ranks, startup)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data, started)
     return read_run(directory.root) if ranks.rank == 0 else Run.elsewhere(directory.root)
@@ -140,16 +148,30 @@ def _set_aside(directory: RunDirectory) -> None:
     directory.lock()
 
 
-def prepare_setup(config: Config, ranks: Alone | Ranks | None = None, run_folder: Path | None = None) -> Setup:
+def prepare_setup(
+    config: Config,
+    ranks: Alone | Ranks | None = None,
+    run_folder: Path | None = None,
+    startup: StartupClock | None = None,
+) -> Setup:
     """Everything that can be wrong with the input is found here, before a file is touched."""
-    device = choose_device(config.device)
+    startup = startup or StartupClock()
+    with startup.part("device"):
+        device = choose_device(config.device)
+    config = with_precision(config, choose_precision(config, device))
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
     rank, world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
-    opened = open_task(config, run_folder, rank, world_size)
+    with startup.part("listing"):
+        opened = open_task(config, run_folder, rank, world_size)
     total = config.train.epochs * opened.recipe.batches_per_epoch
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
     return Setup(config, device, opened, total)
+
+
+def _settle_precision(config: Config, directory: RunDirectory, begins: bool) -> str:
+    so_far = None if begins else precision_so_far(directory)
+    return choose_precision(config, choose_device(config.device)) if so_far is None else so_far
 
 
 def folder_name(name: str) -> str:
@@ -175,6 +197,7 @@ class _Session:
         display: Display,
         signals: Signals,
         ranks: Alone | Ranks,
+        startup: StartupClock,
     ) -> None:
         self._setup = setup
         self._learner = learner
@@ -185,16 +208,18 @@ class _Session:
         self._records: RunRecords | NoRecords = NoRecords()
         if ranks.rank == 0:
             schedule = _schedule(setup, ranks.world_size)
-            self._records = RunRecords(directory, setup.config, setup.dataset, setup.device, schedule, ranks.world_size)
+            self._records = RunRecords(
+                directory, setup.config, setup.dataset, setup.device, schedule, ranks.world_size, startup
+            )
         attempt = ranks.from_main(self._records.attempt)
         self._recorder = Recorder(directory.spans / f"rank{ranks.rank}.jsonl", attempt)
-        if setup.device.kind == "cuda":
-            self._recorder.device_clock = CudaClock()
+        self._recorder.device_clock = clock_for(setup.device)
         self._data: TrainingData | None = None
         self._loader: BatchSource | None = None
         self._val_loader: BatchSource | None = None
         self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
         self._others_stages = StageSeconds()
+        self._own_gpu = OwnGpu(setup.config, setup.device, ranks.rank) if ranks.rank != 0 else None
         self._failed_saves = 0
         self._stage_full_said = False
         self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
@@ -212,13 +237,16 @@ class _Session:
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         for note in (*setup.dataset.notes, *setup.opened.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
+        if self._own_gpu is not None:
+            self._own_gpu.start(self._recorder.wall_seconds, self._say)
         if isinstance(self._records, RunRecords):
+            self._records.optimizer = describe_optimizer(self._learner.optimizer)
             self._records.system.rank_interface = getattr(self._ranks, "interface", None)
             self._records.system.start(self._recorder.wall_seconds, self._say)
             write_text(self._directory.config, dump_config(config))
             for name, text in setup.opened.files.items():
                 write_text(self._directory.root / name, text)
-            write_json(self._directory.environment, describe_environment(setup.device))
+            write_json(self._directory.environment, describe_environment(setup.device, config))
             attempt = Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1)
             self._trackers.start(attempt)
         self._train(self._learner, resumed.progress)
@@ -234,7 +262,8 @@ class _Session:
         )
 
     def _prepare_to_train(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
-        notes = _restore(self._learner, resumed, warm_start)
+        with _memory_explained(self._setup.config):
+            notes = _restore(self._learner, resumed, warm_start)
         if self._ranks.rank == 0:
             _require_space(self._directory, self._learner)
         return notes
@@ -243,6 +272,8 @@ class _Session:
         for loader in (self._loader, self._val_loader):
             if loader is not None:
                 loader.close()
+        if self._own_gpu is not None:
+            self._own_gpu.stop()
         with suppress(OSError):  # on a full disk the last spans are lost, and the cause of the end was said already
             self._recorder.close()
         self._records.close()
@@ -262,7 +293,8 @@ class _Session:
             if isinstance(error, NotFinite):
                 self._keep_bad_batch(job)
             elif isinstance(error, StorageError | WorkerFailed) and isinstance(self._ranks, Alone):
-                self._save(learner, job.progress)  # the weights are good: nothing of the epoch so far is lost
+                with suppress(NotFinite):  # the weights are good: nothing of the epoch so far is lost
+                    self._save(learner, job.progress)
             cause = error if isinstance(error, FlatoutError) else self._explained(error, job)
             self._fail(job, f"{type(error).__name__}: {error}" if cause is None else str(cause))
             if cause is not None and self._ranks.rank != 0:
@@ -271,7 +303,7 @@ class _Session:
                 raise
             raise cause from None
         with self._recorder.span("other"):
-            digest = state_digest(learner.tensors())
+            digest = state_digest(finite_tensors(learner, job.progress.step, keep=self._ranks.rank == 0))
             self._summarise("completed" if job.stopped is None else "stopped", job.stopped, job, digest)
         if job.stopped is not None and is_interruption(job.stopped):
             if self._ranks.rank != 0:
@@ -299,14 +331,15 @@ class _Session:
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
         workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
+        epochs = math.ceil((setup.total_steps - progress.step) / setup.recipe.batches_per_epoch)
         self._data = open_training_data(
-            setup.recipe, config, workers, setup.device.kind, self._recorder, self._directory.root
+            setup.recipe, config, workers, setup.device.kind, self._recorder, self._directory.root, epochs
         )
         self._loader = self._data.loader
         if (val_recipe := setup.opened.val_recipe) is not None:
             self._val_loader = open_source(
                 val_recipe, config.data, min(workers, 1), False, setup.device.kind,
-                memory_taken=self._loader.memory_bytes,
+                memory_taken=self._loader.memory_bytes, epochs=math.ceil(epochs / config.validate_.every_epochs),
             )  # fmt: skip
         if config.parallel.mode == "dp":
             self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
@@ -314,6 +347,8 @@ class _Session:
             f"training {config.model.name} on {setup.device.name}: {setup.opened.what}, "
             f"{setup.total_steps:,} steps, {workers} worker(s)"
         )
+        for line in say_arithmetic(config, setup.device):
+            self._say(line)
         for note in self._loader.notes:
             self._say(note)
         limits = config.stop if self._ranks.rank == 0 else StopConfig()  # rank 0 keeps the time and the money
@@ -378,10 +413,13 @@ class _Session:
             return
         if self._val_loader is not None:
             self._val_loader.quarantine.update(self._ranks.share_failures(self._val_loader.quarantine))
-        said = self._ranks.group.gather(vars(self._own_stages()))
+        gpu = None if self._own_gpu is None else self._own_gpu.take()
+        said = self._ranks.group.gather({"stages": vars(self._own_stages()), "gpu": gpu})
         self._others_stages = StageSeconds()
-        for stages in said[1:]:
-            self._others_stages.add(StageSeconds(**stages))
+        for rank, each in enumerate(said[1:], 1):
+            self._others_stages.add(StageSeconds(**each["stages"]))
+            if isinstance(self._records, RunRecords) and each["gpu"] is not None:
+                self._records.system.add_rank(rank, each["gpu"])
 
     def _say_once_if_stage_is_full(self) -> None:
         log = self._loader.log if isinstance(self._loader, Loader) else None
@@ -435,13 +473,14 @@ class _Session:
     def _save(self, learner: Learner, progress: Progress) -> None:
         config, folder = self._setup.config, self._directory.checkpoints
         metric = progress.metrics.get(config.checkpoint.metric) if progress.batch_index == 0 else None
-        tensors = learner.tensors()  # on every rank: a sharded model is put together by all
+        tensors = finite_tensors(learner, progress.step, keep=self._ranks.rank == 0)
         state = {
             "progress": vars(progress),
             "metric": metric,
             "precision": learner.precision.scalars(),
             "data_fingerprint": self._setup.dataset.fingerprint,
             "samples": {"train": len(self._setup.dataset.train)},
+            "classes": list(self._setup.dataset.classes),  # in the order of their labels: what the outputs mean
             "attempt": self._records.attempt,
             "global_batch": self._setup.opened.global_batch,
         }
@@ -472,13 +511,14 @@ class _Session:
         return isinstance(self._ranks, Ranks) and self._ranks.rank == 1 and self._ranks.main_is_gone
 
     def _keep_bad_batch(self, job: Job) -> None:
-        """Which samples made the loss or a gradient infinite."""
-        if job.current is not None and self._ranks.rank == 0:
-            whole = job.current.whole_ids
-            ids = (job.current.sample_ids if whole is None else whole).tolist()
-            names = [self._setup.dataset.train.name(i) for i in ids]
-            at = {"epoch": job.current.epoch, "batch_index": job.current.index, "step": job.progress.step + 1}
-            write_json(self._directory.root / "bad_batch.json", {**at, "sample_ids": ids, "names": names})
+        """Which samples may have made the loss or a gradient infinite: all from the last whose loss was good on."""
+        if job.unread and self._ranks.rank == 0:
+            used = [self._named(each) for each in job.unread]
+            write_json(self._directory.root / "bad_batch.json", {**used[-1], "since_last_read": used})
+
+    def _named(self, used: UsedBatch) -> dict[str, Any]:
+        ids = used.sample_ids.tolist()
+        return {**vars(used), "sample_ids": ids, "names": [self._setup.dataset.train.name(i) for i in ids]}
 
     def _summarise(self, status: str, cause: str | None, job: Job, digest: str | None = None) -> None:
         if not isinstance(self._records, RunRecords):
@@ -501,14 +541,38 @@ class _Session:
             log.write(text + "\n")
 
 
-def prepare_cpu(config: Config) -> None:
+@contextmanager
+def _memory_explained(config: Config) -> Iterator[None]:
+    """Around what needs no batch: a smaller one would not help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunFailed(
+            f"the device ran out of memory before the first step, with {config.model.name} (model.width = "
+            f"{config.model.width:g}) and its optimizer alone: {str(error).splitlines()[0]}; use a smaller model, "
+            "parallel.mode=fsdp on several devices, or end what else uses this one"
+        ) from None
+
+
+def prepare_compute(config: Config, device: Device) -> None:
     keep_freed_memory()
-    torch.set_num_threads(usable_cores() if config.threads == "auto" else config.threads)
+    torch.set_num_threads(compute_threads(config, device.kind))
+    if device.kind == "cuda":
+        prepare_cuda(config.train.tf32)
+
+
+def compute_threads(config: Config, device_kind: str) -> int:
+    """Beside a GPU one: every loader thread that copies a batch would start a team of its own."""
+    if config.threads != "auto":
+        return config.threads
+    return 1 if device_kind == "cuda" else usable_cores()
 
 
 def _new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
     """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here."""
-    prepare_cpu(setup.config)
+    if warm_start is not None and setup.device.kind == "emulated":
+        raise ConfigError("--warm-start takes trained weights but device is emulated, which has none; leave one out")
+    prepare_compute(setup.config, setup.device)
     learner = build_learner(setup.task, setup.config, setup.device)
     if warm_start is not None:
         _start_warm(learner, warm_start)
@@ -518,7 +582,7 @@ def _new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
 def _start_warm(learner: Learner, weights: str | Path) -> None:
     load_weights(learner.model, checkpoint.load_tensors(Path(weights)))
     if learner.ema is not None:
-        learner.ema = Ema.start(learner.model, learner.ema.decay)  # not an average with the random weights
+        learner.ema = learner.ema.start(learner.model, learner.ema.decay)  # not an average with the random weights
 
 
 def _restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) -> list[str]:

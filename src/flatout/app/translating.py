@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from flatout.app.display import Display
-from flatout.app.train_run import prepare_cpu
+from flatout.app.train_run import prepare_compute
 from flatout.config.loading import load_config
 from flatout.data.parallel_text import VOCABULARY_FILE, Tokens
 from flatout.data.text_batches import padded
@@ -63,13 +63,14 @@ def open_translator(run: Path, average: int = 1, device: str = "auto") -> Transl
     config = load_config(directory.config).config
     if config.task != "translation":
         raise ConfigError(f"{run} was trained for {config.task}, not for translation; give a run that translates")
-    prepare_cpu(config)
+    chosen = choose_device(device)
+    prepare_compute(config, chosen)
     vocabulary = read_vocabulary(directory.root / VOCABULARY_FILE)
-    task, chosen = Translation(config, vocabulary), choose_device(device).torch
+    task = Translation(config, vocabulary)
     weights, steps = averaged_weights(directory.checkpoints, average, task.better[config.checkpoint.metric])
     model = task.build_model()
     load_weights(model, weights)
-    return Translator(model.eval().to(chosen), vocabulary, chosen, steps)
+    return Translator(model.eval().to(chosen.torch), vocabulary, chosen.torch, steps)
 
 
 def translate_file(

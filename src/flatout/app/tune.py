@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flatout.app.joining import require_one_process
 from flatout.app.measuring import measure_apart
 from flatout.app.probe import probe_recipe
 from flatout.config.loading import dump_config, load_config
@@ -15,6 +16,7 @@ from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.budgets import usable_cores
 from flatout.diagnosis.calibration import Calibration
+from flatout.diagnosis.model.memory import CONTEXT_BYTES
 from flatout.diagnosis.tuning import (
     Trial,
     batch_sizes,
@@ -28,6 +30,7 @@ from flatout.diagnosis.tuning import (
     worker_counts,
 )
 from flatout.diagnosis.what_if import predict
+from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import choose_device
 from flatout.errors import ConfigError, RunFailed
 
@@ -68,6 +71,7 @@ def tune_recipe(
     """Probe, rank the grid by the model, measure a few, then the best of them again in turns; writes a recipe."""
     started = time.monotonic()
     config = load_config(source, overrides).config
+    require_one_process(config, "tune")
     folder = Path("runs") / f"{config.name}-tune"
     calibration = probe_recipe(_recipe(config), None, min(seconds, 3.0), folder, say).calibration
     axes = _axes(config, calibration, keep_batch, compile_too)
@@ -107,7 +111,7 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
     if kind != "emulated":
         if config.task == "classification":
             axes["train.channels_last"] = [True, False]
-        axes["train.precision"] = sorted({"fp32", "bf16", config.train.precision})  # a slow one is found out at once
+        axes["train.precision"] = _precisions(config)
         if compile_too:
             axes["train.compile"] = [False, True]
     if kind == "cuda" or config.train.checkpointing:
@@ -117,6 +121,13 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
     return axes
 
 
+def _precisions(config: Config) -> list[str]:
+    """A slow one is found out at once; what the device only emulates is left out."""
+    device = choose_device(config.device)
+    halves = {"bf16"} if device.kind != "cuda" else {"bf16", "fp16"} if device.sixteen_bit == "bf16" else {"fp16"}
+    return sorted({"fp32", choose_precision(config, device)} | halves)
+
+
 def _current(config: Config, calibration: Calibration, key: str) -> Any:
     """The recipe's own value of a key; what `auto` stands for where it says so."""
     return {
@@ -124,7 +135,7 @@ def _current(config: Config, calibration: Calibration, key: str) -> Any:
         "data.workers": calibration.settings.workers,
         "data.prefetch": config.data.prefetch,
         "train.channels_last": config.train.channels_last,
-        "train.precision": config.train.precision,
+        "train.precision": choose_precision(config, choose_device(config.device)),
         "train.compile": config.train.compile,
         "train.checkpointing": config.train.checkpointing,
         "train.accumulate": config.train.accumulate,
@@ -176,7 +187,7 @@ def _measured(config: Config, setting: Mapping[str, Any], seconds: float, say: C
     say(f"{named}: {measured.samples_per_second:.0f} samples/s, data wait {100 * measured.wait_share:.0f} %")
     share = None
     if measured.memory_peak_bytes is not None and choose_device(config.device).kind == "cuda":
-        share = measured.memory_peak_bytes / torch.cuda.get_device_properties(0).total_memory
+        share = measured.memory_peak_bytes / (torch.cuda.get_device_properties(0).total_memory - CONTEXT_BYTES)
     return Trial(setting, (measured.samples_per_second,), measured.wait_share, share)
 
 

@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,27 +18,45 @@ from numpy.typing import NDArray
 from flatout.errors import NoSpace
 from flatout.units import format_bytes
 
-_ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])  # end 0: not there
+_ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])  # end 0: not there, below: being written
+
+
+Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], "PixelFile | None"]
 
 
 class Arena:
-    """Rows of RGB pixels. Safe to use from several threads; a second process gets NoSpace for the same file."""
+    """Rows of RGB pixels. Safe to use from several threads; a second process gets NoSpace for the same file.
 
-    def __init__(self, rows: int, capacity_bytes: int, pixels: mmap.mmap, index: NDArray[np.void]) -> None:
-        self.capacity_bytes = capacity_bytes
+    Compiled code that fills it takes room by itself, from `shared`; then nobody may call put() at the same time.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        pixels: memoryview,
+        index: NDArray[np.void],
+        file: "PixelFile | None" = None,
+        lock: int | None = None,
+    ) -> None:
+        self.capacity_bytes = len(pixels)
         self.rows = rows
-        self._pixels = memoryview(pixels)
+        self._pixels = pixels
+        self._file = file
         self._index = index
+        index["end"][index["end"] < 0] = 0  # a process was killed in the middle of these
         self._words = index.view(np.int64).reshape(rows, 2)  # the same, faster to gather: end; height, width
-        self._used = int(index["end"].max(initial=0))
-        self.full = False  # from the first sample on that found no room
+        self._used = index["end"].max(initial=0, keepdims=True).astype(np.int64)
         self._lock = threading.Lock()
-        self._filling: set[int] = set()  # so that two threads do not take room for the same row
-        self._file_lock: int | None = None
+        self._file_lock = lock
 
     @property
     def used_bytes(self) -> int:
-        return self._used
+        return int(self._used[0])
+
+    @property
+    def shared(self) -> Shared:
+        """Pixels, index, bytes used and the file of the pixels: what native/arena.c works on."""
+        return self._pixels, self._words, self._used, self._file
 
     @property
     def pixels(self) -> memoryview:
@@ -47,7 +66,7 @@ class Arena:
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
         """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here."""
         found = self._words.take(rows, axis=0)
-        ends = found[:, 0]
+        ends = np.maximum(found[:, 0], 0)
         shapes = np.where(ends[:, None] > 0, found.view(np.int32)[:, 2:], 0)
         lengths = 3 * shapes[:, 0].astype(np.int64) * shapes[:, 1]
         return ends - lengths, lengths, shapes
@@ -56,18 +75,14 @@ class Arena:
         """Copy the pixels in; False when there is no room left or the row is there already."""
         height, width, _ = pixels.shape
         with self._lock:
-            end = self._used + pixels.nbytes
-            if self._index[row]["end"] or row in self._filling:
+            end = self.used_bytes + pixels.nbytes
+            if self._index[row]["end"] or end > self.capacity_bytes:
                 return False
-            if end > self.capacity_bytes:
-                self.full = True
-                return False
-            self._filling.add(row)
-            self._used = end
+            self._index["end"][row] = -1  # so that two threads do not take room for the same row
+            self._used[0] = end
         self._pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
         self._index["height"][row], self._index["width"][row] = height, width
         self._index["end"][row] = end  # last: from here on it is found
-        self._filling.discard(row)
         return True
 
     def close(self) -> None:
@@ -76,9 +91,26 @@ class Arena:
             self._file_lock = None
 
 
+class PixelFile:
+    """Open until nobody refers to it: a thread that still writes must not meet another file of the same number."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before
+        if hasattr(self, "_fd"):
+            close(self._fd)
+
+
 def memory_arena(rows: int, capacity_bytes: int) -> Arena:
     """Anonymous memory; pages are taken as they are filled."""
-    return Arena(rows, capacity_bytes, mmap.mmap(-1, max(1, capacity_bytes)), np.zeros(rows, _ROW))
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages, Python's default, cost half as much again
+    pixels = memoryview(mmap.mmap(-1, capacity_bytes + 1, flags=private))
+    # from an odd address on: libjpeg writes rows at aligned ones past the processor's caches
+    return Arena(rows, pixels[1:], np.zeros(rows, _ROW))
 
 
 def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
@@ -91,6 +123,7 @@ def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _drop_unless_usable(folder, index_bytes, pixel_bytes)
         index_map, pixels = _mapped(folder / "index", index_bytes), _mapped(folder / "pixels", pixel_bytes)
+        file = PixelFile(folder / "pixels")
     except BlockingIOError:
         assert lock is not None
         os.close(lock)
@@ -103,9 +136,7 @@ def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
             f"no room for a disk cache of {format_bytes(capacity_bytes)} in {folder}: {error.strerror}; "
             "free some space, or set data.cache=off"
         ) from None
-    arena = Arena(rows, len(pixels), pixels, np.frombuffer(index_map, _ROW, rows))
-    arena._file_lock = lock
-    return arena
+    return Arena(rows, memoryview(pixels), np.frombuffer(index_map, _ROW, rows), file, lock)
 
 
 def _drop_unless_usable(folder: Path, index_bytes: int, pixel_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """The command line: names, options and help. Each command imports what it needs when it runs, so help is quick."""
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -26,8 +27,14 @@ app.add_typer(bench_app, name="bench")
 
 def run() -> Any:
     """Entry point: a user's mistake is one line on stderr and an exit code; anything else is a bug with a traceback."""
+    from flatout.app.lasting_output import outlive_readers
     from flatout.cli import register
 
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # before torch is loaded: compute threads spin for 10 ms while they wait for each other, and on a host whose
+        # cores others use too the one that is waited for gets none: steps took 30 times as long (OMP's default)
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    outlive_readers()
     register()
     try:
         return app(standalone_mode=False)  # else typer answers a wrong option with a page of help
@@ -38,8 +45,6 @@ def run() -> Any:
     except KeyboardInterrupt:
         sys.stderr.write("flatout: interrupted\n")
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
             raise

@@ -5,6 +5,7 @@ from typing import Any
 
 from flatout.config.schema import Config, CostConfig, NodeCostConfig
 
+_LEAST_COMPILED_BUCKET = 2**20  # the first bucket of DDP, which must be the smallest
 _DEFAULTS = Config().model_dump(mode="json", by_alias=True)
 
 _TASK_KEYS = {
@@ -116,6 +117,18 @@ def find_wrong_combinations(config: Config) -> Iterator[str]:
             f"a part needs at least one sample; set train.accumulate to at most {size}"
         )
     yield from _wrong_parallel(config)
+    if config.data.worker_kind == "process" and config.data.cache in ("memory", "disk"):
+        yield (
+            f"data.cache is {config.data.cache} but data.worker_kind is process, and worker processes keep no cache; "
+            "use data.worker_kind=thread, or data.cache=off"
+        )
+    for key in ("view", "eval_view"):
+        view = config.views.get(name := getattr(config.data, key))
+        if view is not None and view.decode == "scaled" and config.data.cache in ("memory", "disk"):
+            yield (
+                f"data.cache is {config.data.cache} but views.{name}.decode is scaled ({key}): the cache keeps whole "
+                "images and each scaled crop is decoded to a size of its own; use data.cache=auto, or decode: exact"
+            )
     if config.train.precision == "fp16" and config.device in ("cpu", "emulated"):
         yield f"train.precision is fp16 but device is {config.device}, which has no fp16 training; use bf16 or fp32"
     if config.device == "emulated" and config.task != "classification":
@@ -133,6 +146,16 @@ def _wrong_parallel(config: Config) -> Iterator[str]:
         yield "parallel.local_steps exchanges weights and parallel.compress shrinks gradients; keep one of them"
     if parallel.mode in ("ddp", "fsdp") and _has_price(config) and config.cost.count != parallel.nodes:
         yield f"cost.count is {config.cost.count} but parallel.nodes is {parallel.nodes}: each machine is paid for"
+    if parallel.mode in ("ddp", "fsdp") and config.data.shared_start == "window":
+        yield (
+            f"data.shared_start is window but parallel.mode is {parallel.mode}: each rank would begin where other jobs "
+            "are just then, and no two at the same batch; set data.shared_start=beginning"
+        )
+    if parallel.mode == "ddp" and config.train.compile and parallel.bucket_bytes < _LEAST_COMPILED_BUCKET:
+        yield (
+            f"parallel.bucket_bytes is {parallel.bucket_bytes} but train.compile is true, which needs at least "
+            f"{_LEAST_COMPILED_BUCKET}: torch cuts its graphs where a bucket is full"
+        )
     if parallel.mode == "dp" and config.device in ("cpu", "emulated", "mps"):
         yield f"parallel.mode is dp but device is {config.device}; dp is for several GPUs, ddp works everywhere"
     if parallel.mode == "fsdp" and (config.train.ema is not None or config.device == "emulated"):

@@ -36,7 +36,12 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     filled = _fill_in_for_task(values)
     config = _validated(values)
     effective = dict(flat(config))  # so that 1e-1, which YAML reads as text, equals a default of 0.1
-    set_keys = {key: effective.get(key, _lookup(values, key)) for key in origins}
+    set_keys = {
+        key: effective.get(key, _lookup(values, key))
+        for key, origin in origins.items()
+        # a recipe may say how it emulates an accelerator and still be trained on a real one
+        if origin == "--set" or not key.startswith("emulated.")
+    }
     for problem in (*find_unused(config, set_keys), *find_wrong_combinations(config)):
         raise ConfigError(problem)
     return Loaded(config, {key: {**filled, **origins}.get(key, "default") for key, _ in flat(config)})
@@ -157,7 +162,16 @@ def _describe(error: ValidationError) -> str:
     return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
+# keys that people look for, and what there is instead
+_NOT_YET = {
+    "pretrained": "weights are not downloaded yet; to start from those in a file: flatout train ... --warm-start FILE",
+    "freeze": "freezing layers is not supported yet: every weight is trained; a low train.lr changes them little",
+}
+
+
 def _suggestion(location: list[str]) -> str:
+    if location[-1] in _NOT_YET:
+        return f": {_NOT_YET[location[-1]]}"
     section: type[BaseModel] | None = ViewConfig if location[0] == "views" else Config
     for part in location[:-1] if section is Config else ():
         section = _child(section, part)

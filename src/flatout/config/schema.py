@@ -118,6 +118,8 @@ class ViewConfig(Section):
     """Mean of each channel (0..1), subtracted on the device."""
     std: tuple[Positive, Positive, Positive] | None = None
     """Standard deviation of each channel (0..1), divided by on the device."""
+    decode: Literal["exact", "scaled"] | None = None
+    """exact, or scaled: JPEGs much larger than the result are decoded at 1/2, 1/4 or 1/8 of their size."""
 
 
 class VocabularyConfig(Section):
@@ -139,7 +141,7 @@ class DataConfig(Section):
     global_batch: int | None = Field(None, ge=1)
     """Samples of one optimizer step over all ranks, instead of batch_size: the same batches on any number of ranks."""
     workers: Annotated[int, Field(ge=0, le=512)] | Auto = "auto"
-    """Loader workers; 0 prepares batches in the training thread."""
+    """Loader workers; 0 prepares batches in the training thread; auto adapts their number while running."""
     worker_kind: Literal["auto", "thread", "process"] = "auto"
     """Threads (need the compiled decoder to scale) or processes; auto chooses."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
@@ -155,7 +157,7 @@ class DataConfig(Section):
     batch_deadline_seconds: Seconds = Field(300.0, gt=0)
     """Longest wait for one batch before the run ends with a cause."""
     cache: Annotated[Literal["off", "memory", "disk", "auto"], BeforeValidator(_word)] = "auto"
-    """Keep decoded samples: in memory, on local disk, or wherever they fit."""
+    """Keep decoded samples: in memory, on local disk, or (auto) where they fit and that pays in the epochs to come."""
     memory: Bytes | Auto = "auto"
     """Most memory that loading may take, for batches ahead and cached samples; auto is half of what is free."""
     stage: OffAuto = "auto"
@@ -222,8 +224,11 @@ class TrainConfig(Section):
     """Share of the target spread over all classes."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of an exponential moving average of the weights, used for validation."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of forward and backward; weights stay fp32."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of forward and backward; weights stay fp32. auto is fp32, but on CUDA what the card is fast in: bf16,
+    or fp16 before Ampere. A run that goes on keeps what it began with."""
+    tf32: StrictBool = True
+    """CUDA: matrix products and convolutions of fp32 numbers round their inputs to 10 bits of fraction."""
     channels_last: StrictBool = True
     """Keep images and weights with channels innermost."""
     compile: StrictBool = False
@@ -385,7 +390,7 @@ class Config(Section):
     device: Literal["auto", "cpu", "cuda", "mps", "emulated"] = "auto"
     """Where to compute; auto takes cuda, then mps, then cpu."""
     threads: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Compute threads on a CPU; auto is every core this process may use."""
+    """Compute threads on a CPU; auto is every core this process may use, and 1 beside a CUDA device."""
     emulated: EmulatedConfig = EmulatedConfig()
     data: DataConfig = DataConfig()
     views: dict[str, ViewConfig] = {}
@@ -404,8 +409,12 @@ class Config(Section):
     @property
     def batch_key(self) -> str:
         """What sets the size of a batch: samples, or tokens of text."""
-        return "data.batch_tokens" if self.task == "translation" else "data.batch_size"
+        if self.task == "translation":
+            return "data.batch_tokens"
+        return "data.batch_size" if self.data.global_batch is None else "data.global_batch"
 
     @property
     def batch_setting(self) -> int:
-        return self.data.batch_tokens if self.task == "translation" else self.data.batch_size
+        if self.task == "translation":
+            return self.data.batch_tokens
+        return self.data.batch_size if self.data.global_batch is None else self.data.global_batch

@@ -1,6 +1,7 @@
 """Dated prices: the shipped catalogue, a user's file on top of it, and one price with its date and source."""
 
 import difflib
+import functools
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -62,15 +63,21 @@ class Catalogue:
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
     """The shipped prices, replaced and extended by those in the user's file."""
-    values = _read(_SHIPPED)
-    shipped = dict(_figures(values, _SHIPPED, "prices.yaml shipped with flatout"))
+    shipped = _shipped()
     if path is None:
-        return Catalogue(str(values["dated"]), shipped)
+        return shipped
     values = _read(path)
     own = dict(_figures(values, path, str(path)))
     for _, section, name, figure in own:
-        _check_known(path, section, name, figure, shipped)
-    return Catalogue(str(values["dated"]), {**shipped, **own})
+        _check_known(path, section, name, figure, shipped.figures)
+    return Catalogue(str(values["dated"]), {**shipped.figures, **own})
+
+
+@functools.cache
+def _shipped() -> Catalogue:
+    """Once per process: reading it takes 25 ms, and a run asks at its start and at the end of every epoch."""
+    values = _read(_SHIPPED)
+    return Catalogue(str(values["dated"]), dict(_figures(values, _SHIPPED, "prices.yaml shipped with flatout")))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 /* CPython glue: checks and locks every buffer, lets go of the GIL, and calls native/. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,9 @@ typedef struct {
     size_t objects; /* lent by Python for the sources: one for each, or a few that all of them lie in */
     Py_buffer *source_views;
     PyObject **paths; /* encoded */
-    int *fds;         /* of open files; the caller's list keeps them open */
-    Py_buffer which, offsets, lengths, raw_shapes, geometry, out, status;
+    int *fds;         /* of open files and folders, else -1; the caller's list keeps them open */
+    arena keep;
+    Py_buffer which, offsets, lengths, raw_shapes, geometry, out, status, keep_rows, arena_views[3];
 } borrowed;
 
 static const uint8_t nothing;
@@ -66,7 +68,7 @@ static bool borrow_source(borrowed *b, PyObject *item, Py_ssize_t i) {
     if (item == Py_None || PyExceptionInstance_Check(item)) return true;
     if (PyUnicode_Check(item)) {
         if (!PyUnicode_FSConverter(item, &b->paths[i])) return false; /* refuses an embedded NUL */
-        b->sources[i] = (source){.kind = AT_PATH, .path = PyBytes_AsString(b->paths[i])};
+        b->sources[i] = (source){.kind = AT_PATH, .path = PyBytes_AsString(b->paths[i]), .fd = AT_FDCWD};
         return true;
     }
     if (PyObject_GetBuffer(item, &b->source_views[i], PyBUF_SIMPLE) != 0) return false;
@@ -86,6 +88,13 @@ static bool reserve_sources(borrowed *b, Py_ssize_t count, Py_ssize_t objects) {
     return (b->sources && b->source_views && b->paths && b->fds) || PyErr_NoMemory();
 }
 
+/* A name in a folder, ended by a zero byte, and the bytes that its file had. */
+static bool name_file(source *to, const Py_buffer *names, int fd, int64_t offset, int64_t length) {
+    if (offset >= names->len || !memchr((const char *)names->buf + offset, 0, (size_t)(names->len - offset))) return false;
+    *to = (source){.kind = AT_PATH, .path = (const char *)names->buf + offset, .fd = fd, .bytes = (size_t)length};
+    return true;
+}
+
 static bool cut_extents(borrowed *b, size_t bases) {
     const int32_t *which = b->which.buf;
     const int64_t *offsets = b->offsets.buf, *lengths = b->lengths.buf;
@@ -93,6 +102,11 @@ static bool cut_extents(borrowed *b, size_t bases) {
         int64_t base = which[i], offset = offsets[i], length = lengths[i]; /* read once: only these are checked */
         if (base < 0 || (size_t)base >= bases || offset < 0 || length < 0)
             return fail(PyExc_ValueError, "extent %zu lies in none of the buffers and files", i);
+        if (b->source_views[base].obj && b->fds[base] >= 0) {
+            if (!name_file(&b->sources[i], &b->source_views[base], b->fds[base], offset, length))
+                return fail(PyExc_ValueError, "extent %zu is no name in its folder", i);
+            continue;
+        }
         if (!b->source_views[base].obj) {
             b->sources[i] = (source){.kind = IN_FILE, .fd = b->fds[base], .offset = offset, .bytes = (size_t)length};
             continue;
@@ -104,6 +118,18 @@ static bool cut_extents(borrowed *b, size_t bases) {
                                  .bytes = (size_t)length};
     }
     return true;
+}
+
+/* A buffer; an open file; or a pair of an open folder and names. */
+static bool borrow_base(borrowed *b, PyObject *base, Py_ssize_t i) {
+    PyObject *file = base, *bytes = base;
+    b->fds[i] = -1;
+    bool is_folder = PyTuple_Check(base);
+    if (is_folder && !PyArg_ParseTuple(base, "OO:folder", &file, &bytes)) return false;
+    if (is_folder || !PyObject_CheckBuffer(base))
+        if ((b->fds[i] = PyObject_AsFileDescriptor(file)) < 0) return false;
+    if (!is_folder && b->fds[i] >= 0) return true;
+    return PyObject_GetBuffer(bytes, &b->source_views[i], PyBUF_SIMPLE) == 0;
 }
 
 static bool borrow_extents(borrowed *b, PyObject *tuple) {
@@ -120,12 +146,7 @@ static bool borrow_extents(borrowed *b, PyObject *tuple) {
     if (!reserve_sources(b, count, objects)) return false;
     for (Py_ssize_t i = 0; i < objects; i++) {
         PyObject *base = PyList_GetItem(bases, i);
-        if (!base) return false;
-        if (!PyObject_CheckBuffer(base)) {
-            if ((b->fds[i] = PyObject_AsFileDescriptor(base)) < 0) return false;
-        } else if (PyObject_GetBuffer(base, &b->source_views[i], PyBUF_SIMPLE) != 0) {
-            return false;
-        }
+        if (!base || !borrow_base(b, base, i)) return false;
     }
     return cut_extents(b, (size_t)objects);
 }
@@ -160,7 +181,8 @@ static void give_back(borrowed *b) {
         if (b->source_views && b->source_views[i].obj) PyBuffer_Release(&b->source_views[i]);
         if (b->paths) Py_XDECREF(b->paths[i]);
     }
-    Py_buffer *all[] = {&b->which, &b->offsets, &b->lengths, &b->raw_shapes, &b->geometry, &b->out, &b->status};
+    Py_buffer *all[] = {&b->which, &b->offsets,   &b->lengths,        &b->raw_shapes,     &b->geometry,      &b->out,
+                        &b->status, &b->keep_rows, &b->arena_views[0], &b->arena_views[1], &b->arena_views[2]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->obj) PyBuffer_Release(all[i]);
     PyMem_Free(b->sources);
@@ -169,15 +191,50 @@ static void give_back(borrowed *b) {
     PyMem_Free(b->fds);
 }
 
+/* An arena as Python has it: pixels, index (int64 pairs), bytes used (one int64), and None or their file. */
+static bool borrow_arena(PyObject *tuple, Py_buffer views[3], arena *a) {
+    PyObject *pixels, *index, *used, *file;
+    int fd = -1;
+    if (!PyTuple_Check(tuple)) return fail(PyExc_TypeError, "an arena is a tuple of pixels, index, bytes used and file");
+    if (!PyArg_ParseTuple(tuple, "OOOO:arena", &pixels, &index, &used, &file)) return false;
+    if (file != Py_None && (fd = PyObject_AsFileDescriptor(file)) < 0) return false;
+    if (pixels == Py_None || index == Py_None || used == Py_None)
+        return fail(PyExc_TypeError, "pixels, index and bytes used cannot be None");
+    if (!lock(pixels, &views[0], "pixels", "B", -1, true) || !lock(index, &views[1], "index", "lq", -1, true) ||
+        !lock(used, &views[2], "bytes used", "lq", 1, true))
+        return false;
+    if (views[1].itemsize != 8 || views[2].itemsize != 8)
+        return fail(PyExc_TypeError, "index and bytes used must be int64");
+    *a = (arena){.pixels = views[0].buf, .capacity = views[0].len, .index = views[1].buf,
+                 .rows = views[1].len / (Py_ssize_t)sizeof *a->index, .used = views[2].buf, .fd = fd};
+    return true;
+}
+
+static bool borrow_keep(borrowed *b, PyObject *keep) {
+    PyObject *tuple, *rows;
+    if (keep == Py_None) return true;
+    if (!PyTuple_Check(keep)) return fail(PyExc_TypeError, "keep must be a tuple of an arena and rows");
+    if (!PyArg_ParseTuple(keep, "OO:keep", &tuple, &rows)) return false;
+    if (rows == Py_None) return fail(PyExc_TypeError, "rows cannot be None");
+    if (!lock(rows, &b->keep_rows, "rows", "lq", (Py_ssize_t)b->s.count, false) ||
+        !borrow_arena(tuple, b->arena_views, &b->keep))
+        return false;
+    if (b->keep_rows.itemsize != 8) return fail(PyExc_TypeError, "rows must be int64");
+    b->s.keep = &b->keep;
+    b->s.keep_rows = b->keep_rows.buf;
+    return true;
+}
+
 static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"sources", "raw_shapes", "geometry", "size", "fill", "out", "status", NULL};
-    PyObject *sources, *raw_shapes, *geometry, *out, *status;
-    int size, fill;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOO:load_slice", names, &sources, &raw_shapes, &geometry,
-                                     &size, &fill, &out, &status))
+    static char *names[] = {"sources", "raw_shapes", "geometry", "size", "fill", "out", "status", "keep", "scaled", NULL};
+    PyObject *sources, *raw_shapes, *geometry, *out, *status, *keep = Py_None;
+    int size, fill, scaled = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOO|Op:load_slice", names, &sources, &raw_shapes, &geometry,
+                                     &size, &fill, &out, &status, &keep, &scaled))
         return false;
     if (size < 1 || size > MAX_SIZE) return fail(PyExc_ValueError, "size is %d, expected 1 to %d", size, MAX_SIZE);
     if (fill < 0 || fill > 255) return fail(PyExc_ValueError, "fill is %d, expected 0 to 255", fill);
+    if (scaled && keep != Py_None) return fail(PyExc_ValueError, "what is decoded scaled is not whole: keep must be None");
     if (geometry == Py_None || out == Py_None || status == Py_None)
         return fail(PyExc_TypeError, "geometry, out and status cannot be None");
     if (!borrow_sources(b, sources)) return false;
@@ -185,7 +242,7 @@ static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
     if (!lock(raw_shapes, &b->raw_shapes, "raw_shapes", "il", 2 * n, false) ||
         !lock(geometry, &b->geometry, "geometry", "d", GEOMETRY_COLUMNS * n, false) ||
         !lock(out, &b->out, "out", "B", pixels, true) ||
-        !lock(status, &b->status, "status", "il", n, true))
+        !lock(status, &b->status, "status", "il", n, true) || !borrow_keep(b, keep))
         return false;
     if ((b->raw_shapes.obj && b->raw_shapes.itemsize != 4) || b->status.itemsize != 4)
         return fail(PyExc_TypeError, "raw_shapes and status must be int32");
@@ -193,6 +250,7 @@ static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
     b->s.geometry = b->geometry.buf;
     b->s.size = size;
     b->s.fill = (uint8_t)fill;
+    b->s.scaled = scaled;
     b->s.out = b->out.buf;
     b->s.status = b->status.buf;
     return check_geometry(&b->s);
@@ -211,6 +269,26 @@ static PyObject *py_load_slice(PyObject *module, PyObject *args, PyObject *kwarg
                                (unsigned long long)times.bytes_read);
     }
     give_back(&b);
+    return result;
+}
+
+static PyObject *py_keep(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *tuple, *pixels, *result = NULL;
+    long long row;
+    Py_buffer views[3] = {{0}, {0}, {0}}, picture = {0};
+    arena a;
+    if (!PyArg_ParseTuple(args, "OLO:keep", &tuple, &row, &pixels)) return NULL;
+    if (pixels == Py_None) return fail(PyExc_TypeError, "pixels cannot be None");
+    if (borrow_arena(tuple, views, &a) && lock(pixels, &picture, "pixels", "B", -1, false)) {
+        if (picture.ndim != 3 || picture.shape[2] != 3 || picture.shape[0] > MAX_PIXELS || picture.shape[1] > MAX_PIXELS)
+            fail(PyExc_ValueError, "pixels must have the shape [height, width, 3]");
+        else
+            result = PyBool_FromLong(arena_put(&a, row, picture.buf, (int)picture.shape[0], (int)picture.shape[1]));
+    }
+    for (int i = 0; i < 3; i++)
+        if (views[i].obj) PyBuffer_Release(&views[i]);
+    if (picture.obj) PyBuffer_Release(&picture);
     return result;
 }
 
@@ -276,6 +354,7 @@ static PyObject *py_uniforms(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"load_slice", (PyCFunction)(void (*)(void))py_load_slice, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"keep", py_keep, METH_VARARGS, NULL},
     {"normalize", (PyCFunction)(void (*)(void))py_normalize, METH_VARARGS | METH_KEYWORDS, NULL},
     {"uniforms", py_uniforms, METH_VARARGS, NULL},
     {"jpeg_size", py_jpeg_size, METH_O, NULL},
@@ -299,7 +378,7 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 3)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 5)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));
 }

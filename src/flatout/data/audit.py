@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flatout.data.dataset import Checked, Split
+from flatout.data.dataset import Split
 from flatout.data.decode import FORMATS, MAX_PIXELS, Undecodable, decode_pixels
 from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout
 from flatout.data.pack import open_split, read_manifest
 from flatout.data.readers import ObjectReader, read_source
 from flatout.errors import StorageError, StoreUnreachable
-from flatout.storage import open_store
+from flatout.storage import open_checked
 from flatout.storage.protocol import Range, Store
 from flatout.units import format_bytes
 
@@ -83,9 +83,7 @@ class Examined:
 
 def open_contents(path: str) -> Contents:
     """List a folder, tar, pack or object store."""
-    store = open_store(path)
-    if isinstance(store, Checked):
-        store.check()
+    store = open_checked(path)
     manifest = read_manifest(store)
     if manifest is None:
         return _from_files(store, path)
@@ -147,7 +145,9 @@ def _empty_folders(store: Store, layout: Layout, lengths: dict[str, int]) -> Ite
             yield from (
                 (split, name)
                 for name in sorted(folders, key=canonical)
-                if not name.startswith(".") and not layout.splits[split].get(name)
+                if not name.startswith(".")
+                and not layout.splits[split].get(name)
+                and not (split == "train" and name in layout.without_images)
             )
 
 

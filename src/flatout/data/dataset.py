@@ -7,30 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout
+from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout, holds_images
 from flatout.data.pack import PackReader, open_split, read_manifest
 from flatout.data.readers import ObjectReader, Reader, Source, read_source, store_counters
 from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
-from flatout.storage import is_fuse_mount, open_store
+from flatout.storage import is_fuse_mount, open_checked
 from flatout.storage.counters import StoreCounters
 from flatout.storage.protocol import Range, Store
 
 if TYPE_CHECKING:  # not for workers: see views.py
     from flatout.config.schema import DataConfig
-
-
-@runtime_checkable
-class Checked(Protocol):
-    """A store that can say in one line what is wrong with its address or credentials."""
-
-    def check(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -116,9 +109,7 @@ def open_dataset(config: "DataConfig") -> Dataset:
     """List the store, find the layout, compare the class maps, apply the limits of the configuration."""
     if not config.path:
         raise DataError("data.path is not set; give a folder, a .tar or a URL, for example --set data.path=data/shapes")
-    store = open_store(config.path)
-    if isinstance(store, Checked):
-        store.check()
+    store = open_checked(config.path)
     manifest = read_manifest(store)
     dataset = _from_files(store, config.path) if manifest is None else _from_pack(store, manifest, config.path)
     dataset = _limited(dataset, config)
@@ -137,7 +128,8 @@ def _from_files(store: Store, path: str) -> Dataset:
     classes = sorted(layout.splits["train"], key=canonical)
     train = _split(store, layout, "train", classes, lengths)
     val = _split(store, layout, "val", classes, lengths) if "val" in layout.splits else None
-    dataset = Dataset(path, tuple(classes), train, val)
+    notes = tuple(f"{name}/ in {path} holds no images and is no class" for name in layout.without_images)
+    dataset = Dataset(path, tuple(classes), train, val, notes)
     if root is not None and len(lengths) >= LEAST_FILES:
         annotations = [os.path.join(root, name) for name in lengths if name.endswith(f"/{ANNOTATIONS}")]
         with suppress(OSError):  # a folder that is gone again: listed next time
@@ -219,13 +211,18 @@ def _read_text(store: Store, name: str) -> str:
 
 def _refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
     """A class folder without files is not among the objects; a local store can still show it."""
+    for name, members in layout.splits["train"].items():
+        if not holds_images(members):
+            raise DataError(
+                f"class {name!r} in {where} has no images: it holds {members[0]!r}; add images or remove the folder"
+            )
     folder = store.local_path(layout.root + layout.train_prefix)
     if folder is None or not os.path.isdir(folder):
         return
     found = {
         item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False) and not item.name.startswith(".")
     }
-    empty = sorted(found - {name for name, members in layout.splits["train"].items() if members})
+    empty = sorted(found - layout.splits["train"].keys() - set(layout.without_images))
     if empty:
         raise DataError(
             f"class {empty[0]!r} in {where} has no samples ({len(empty)} of {len(found)} classes are empty); "

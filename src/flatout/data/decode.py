@@ -4,13 +4,15 @@ import importlib.util
 import io
 import os
 import warnings
+from collections.abc import Callable
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import PIL
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 2**26  # larger headers are refused before anything is allocated (decompression bombs)
 warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow only warns of is read; what it refuses has a reason
@@ -29,7 +31,7 @@ def _find_native() -> ModuleType | None:
         from flatout.data import _native
     except ImportError:
         return None
-    return _native if _native.ABI == 3 else None
+    return _native if _native.ABI == 5 else None
 
 
 native = _find_native()
@@ -47,10 +49,14 @@ def decoder_name() -> str:
     return f"simplejpeg and {'torch' if RESIZES_BY_TORCH else 'Pillow'} (not compiled)"
 
 
+def is_jpeg(data: bytes | memoryview) -> bool:
+    return bytes(data[:2]) == b"\xff\xd8"
+
+
 def decode_pixels(data: bytes | memoryview) -> NDArray[np.uint8]:
     """RGB, [height, width, 3]. simplejpeg decodes plain JPEGs to the same pixels as Pillow, without the GIL."""
     whole = data if isinstance(data, bytes) else bytes(data)
-    if whole.startswith(b"\xff\xd8") and whole.find(b"Exif\0", 0, _scan_start(whole)) < 0:
+    if is_jpeg(whole) and whole.find(b"Exif\0", 0, _scan_start(whole)) < 0:
         try:
             height, width, space, _ = simplejpeg.decode_jpeg_header(data)
             if height * width <= MAX_PIXELS and space in ("Gray", "YCbCr", "RGB"):
@@ -69,21 +75,49 @@ def _scan_start(jpeg: bytes) -> int:
     return at if jpeg[at : at + 2] == b"\xff\xda" else len(jpeg)
 
 
+class Shrunk(NamedTuple):
+    """An upright RGB image, its size before it was shrunk, and by how much that was."""
+
+    image: Image.Image
+    width: int
+    height: int
+    shrink: int
+
+
 def decode_image(data: bytes | memoryview) -> Image.Image:
     """RGB, upright. The type is read from the content; alpha is dropped; 16 bits keep their upper 8."""
+    return decode_shrunk(data, None).image
+
+
+def decode_shrunk(data: bytes | memoryview, choose_shrink: Callable[[int, int], int] | None) -> Shrunk:
+    """As decode_image, but JPEGs at 1/2, 1/4 or 1/8 of their size where `choose_shrink` of width and height says so."""
     if len(data) == 0:
         raise Undecodable("empty file")
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise Undecodable(f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}")
-        return _to_rgb(ImageOps.exif_transpose(image))
+        drafted = None if choose_shrink is None else _draft(image, choose_shrink)
+        ImageOps.exif_transpose(image, in_place=True)  # else it copies those that are upright too
+        upright = _to_rgb(image)
+        return Shrunk(upright, *(drafted or (upright.width, upright.height, 1)))
     except Undecodable:
         raise
     except UnidentifiedImageError:
         raise Undecodable(f"not an image: starts with {bytes(data[:8])!r}") from None
     except Exception as error:  # Pillow raises many kinds for broken files; each is a reason, never a crash
         raise Undecodable(f"broken image: {type(error).__name__}: {error}".replace("\n", " ")[:200]) from None
+
+
+def _draft(image: Image.Image, choose_shrink: Callable[[int, int], int]) -> tuple[int, int, int] | None:
+    """Upright width and height of a JPEG, and by how much it will be shrunk; None where that is not possible."""
+    if image.format not in ("JPEG", "MPO"):
+        return None
+    turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    width, height = reversed(image.size) if turned else image.size
+    shrink = choose_shrink(width, height)
+    drafted = shrink > 1 and image.draft("RGB", (image.width // shrink, image.height // shrink))
+    return (width, height, shrink) if drafted else None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

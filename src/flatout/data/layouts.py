@@ -5,13 +5,24 @@ Understood: `train/<class>/...` with `val/<class>/...` (one folder per class), t
 """
 
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from flatout.errors import DataError
 
 ANNOTATIONS = "val_annotations.txt"
+KNOWN_LAYOUTS = (
+    "expected train/<class>/<image> with val/<class>/<image>, <class>/<image>, Tiny-ImageNet as it comes, a .tar of "
+    "one of these, or a pack"
+)
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")
+# by its ending, or without one; `lock` is what a run that trains in its own data folder has there
+_MAYBE_IMAGE = re.compile(
+    r"\.(avif|bmp|dib|gif|hei[cf]|ico|j2k|jfif|jp2|jpe|jpe?g|p[bgnp]m|png|tga|tiff?|webp)$|(^|/)(?!lock$)[^./]+$", re.I
+)
+_TABLE = re.compile(r"\.(arrow|csv|jsonl?|parquet|tsv|xlsx)$", re.I)
 
 
 @dataclass
@@ -21,6 +32,7 @@ class Layout:
     root: str
     train_prefix: str = ""  # train/ where there are splits
     splits: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    without_images: tuple[str, ...] = ()  # folders beside the classes, such as the runs/ of who trains in here
 
 
 def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: str) -> Layout:
@@ -30,18 +42,54 @@ def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: st
     inside = [name[len(root) :] for name in visible if name.startswith(root)]
     tops = {name.split("/", 1)[0] for name in inside if "/" in name}
     layout = Layout(root, "train/" if "train" in tops else "")
-    layout.splits["train"] = _by_folder(inside, layout.train_prefix)
+    classes = _by_folder(inside, layout.train_prefix)
+    if not layout.train_prefix:
+        layout.without_images = tuple(name for name, members in classes.items() if not holds_images(members))
+    layout.splits["train"] = {name: each for name, each in classes.items() if name not in layout.without_images}
     if layout.train_prefix:
         for top in _VALIDATION_NAMES:
             if top in tops:
                 layout.splits["val"] = _validation(inside, top, lambda name: read_text(root + name))
+                _refuse_flat(inside, top, layout.splits["val"], where)
                 break
-    if not any(layout.splits["train"].values()):
-        raise DataError(
-            f"no samples in {where}: found {len(visible)} files but none in a folder per class; "
-            "expected train/<class>/<image> or <class>/<image>"
-        )
+    _refuse_other_layouts(visible, layout, where)
     return layout
+
+
+def holds_images(names: Iterable[str]) -> bool:
+    """Whether one of the names may be that of an image."""
+    return any(_MAYBE_IMAGE.search(name) for name in names)
+
+
+def _refuse_flat(names: list[str], top: str, classes: dict[str, list[str]], where: str) -> None:
+    if not classes:
+        inside = [name for name in names if name.startswith(f"{top}/")]
+        raise DataError(
+            f"{top}/ of {where} has no folder per class: it holds {_list_found(inside)}; sort them into "
+            f"{top}/<class>/ with the classes of train/, or move {top}/ away to have a share of train/ held out"
+        )
+
+
+def _refuse_other_layouts(names: list[str], layout: Layout, where: str) -> None:
+    classes = layout.splits["train"]
+    if not any(holds_images(members) for members in classes.values()):
+        raise DataError(f"no class folders of images in {where}: found {_list_found(names)}; {KNOWN_LAYOUTS}")
+    table = next((name for name in sorted(names) if _TABLE.search(name)), None) if len(classes) == 1 else None
+    if table:
+        raise DataError(
+            f"{where} holds {table!r} and one folder of images, {next(iter(classes))!r}: labels are not read from "
+            f"tables yet, the folder of an image is its class; {KNOWN_LAYOUTS}"
+        )
+
+
+def _list_found(names: Sequence[str]) -> str:
+    """How many files of which endings, with an example: 2 files (1 .csv, 1 .jpg), such as 'a/1.jpg'."""
+    names = [name for name in names if not name.endswith("/lock")]  # of the run that asks
+    if not names:
+        return "nothing"
+    kinds = Counter(os.path.splitext(name)[1] or "without ending" for name in names)
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(4))
+    return f"{len(names):,} file{'s' * (len(names) > 1)} ({counts}), such as {min(names)!r}"
 
 
 def _root(names: list[str]) -> str:

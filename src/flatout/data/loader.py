@@ -1,6 +1,6 @@
 """The local batch source: keeps a pool busy a fixed number of batches ahead and hands them over in order."""
 
-import math
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,10 +22,11 @@ from flatout.data.readers import read_source
 from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
 from flatout.data.tiers import choose_cache
+from flatout.data.worker_count import MOST_WORKERS, WorkerControl, workers_for
 from flatout.errors import DataError, StorageError, TooManyQuarantined
 from flatout.timeline import Recorder
 
-_MEASUREMENTS, _MEASURED = 5, 8  # times samples that are prepared to choose the number of workers
+_MEASUREMENTS, _MEASURED = 3, 4  # times samples that are prepared to choose the number of workers
 FETCHERS = 4  # batches of remote samples under way at once
 
 
@@ -41,6 +42,7 @@ class Loader:
         max_quarantine_share: float,
         look_ahead: bool = True,
         recorder: Recorder | None = None,
+        control: WorkerControl | None = None,
     ) -> None:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
         self.log: SampleLog | None = None
@@ -57,6 +59,7 @@ class Loader:
         self._max_quarantine_share = max_quarantine_share
         self._look_ahead = look_ahead
         self._recorder = recorder
+        self._control = control
         self._pending: deque[Key] = deque()
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -67,10 +70,18 @@ class Loader:
             self._pool.forget()
             self._pending.clear()
         self._submit_ahead((epoch, start))
+        if self._control is not None:
+            self._control.restart()
         for index in range(start, self.batches_per_epoch):
+            ready, asked = self._pool.ready(), time.perf_counter()
             if self._recorder is not None:
-                self._recorder.value("queue", "depth", self._pool.ready())
+                self._recorder.value("queue", "depth", ready)
             prepared = self._pool.wait((epoch, index), self._deadline_seconds)
+            if self._control is not None and (note := self._control.after_batch(ready, time.perf_counter() - asked)):
+                self.notes += (f"{note}, at batch {index} of epoch {epoch}",)
+                self._prefetch = self._control.prefetch
+                if self._recorder is not None:
+                    self._recorder.value("workers", "active", self._control.active_workers)
             self._pending.popleft()
             if self._look_ahead or index + 1 < self.batches_per_epoch:
                 self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
@@ -152,31 +163,54 @@ def open_loader(
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
     memory_taken: int = 0,
+    epochs: int | None = None,
 ) -> Loader:
-    """A loader with the workers the configuration asks for, and the stage and cache that fit beside `memory_taken`."""
+    """A loader with the workers the configuration asks for, and the stage and cache that fit beside `memory_taken` and
+    pay in the `epochs` to come, if anybody knows them."""
     kind = choose_kind(config.worker_kind, workers)
     log: SampleLog | None = None
     notes: list[str | None] = []
     if kind != "process":
         split, log, note = staged(recipe.split, config.stage)
         recipe, notes = replace(recipe, split=split), [note]
+    elif config.stage != "off" and is_remote(recipe.split):
+        notes = ["stage: off, worker processes read the store every epoch (data.worker_kind)"]
     recipe = with_raw_shape(recipe)
     fetchers = FETCHERS if kind == "thread" and is_remote(recipe.split) else 0
-    wanted = 2 * workers + fetchers if config.prefetch == "auto" else config.prefetch
+    adapts = config.workers == "auto" and kind == "thread"
+    most = max(workers, min(MOST_WORKERS, usable_cores())) if adapts else workers
+    most_ahead = most if config.memory == "auto" else workers  # a budget is shared with the cache: no more than needed
+    wanted = 2 * most_ahead + fetchers if config.prefetch == "auto" else config.prefetch
     own_bytes = workers * worker_bytes(recipe) if kind == "process" else 0
     wanted = 1 if kind == "inline" else wanted
     prefetch, cache_bytes = _fit_memory(config, recipe, wanted, memory_taken + own_bytes)
-    cache = choose_cache(config.cache, recipe, kind, cache_bytes)
+    cache = choose_cache(config.cache, recipe, kind, cache_bytes, epochs)
+
+    def prefetch_for(active: int) -> int:
+        return min(prefetch, 2 * active + fetchers) if config.prefetch == "auto" and kind != "inline" else prefetch
+
     pool: Pool
+    control: WorkerControl | None = None
     if kind == "inline":
         pool = InlinePool(recipe, cache.store)
     elif kind == "thread":
         pool = ThreadPool(recipe, workers, cache.store, fetchers, _pinned if device_kind == "cuda" else None)
+        if adapts:
+            control = WorkerControl(pool, usable_cores(), most, prefetch_for)
     else:
         pool = ProcessPool(recipe, workers)
     loader = Loader(
-        recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, look_ahead, recorder
+        recipe,
+        pool,
+        prefetch_for(workers),
+        config.batch_deadline_seconds,
+        config.max_quarantine_share,
+        look_ahead,
+        recorder,
+        control,
     )
+    if adapts:
+        notes.append(f"workers: {workers} to begin with, up to {most} where batches are waited for and cores are idle")
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
     loader.log, loader.cache = log, cache.store
     loader.memory_bytes = own_bytes + (prefetch + 2) * recipe.largest_bytes() + cache.memory_bytes
@@ -210,13 +244,6 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
         waits.append(stages.fetch / max(stages.decode + stages.augment, 1e-6))
     # what is done once, as finding all samples of a tar, is no wait; nor is a moment in which others had the core
     return workers_for(usable_cores(), device_kind, median(waits))
-
-
-def workers_for(cores: int, device_kind: str, waits_per_work: float) -> int:
-    """One beside a CPU that trains, else every core but one; more where workers mostly wait for slow files, since a
-    waiting worker needs no core. At most 16."""
-    busy = 1 if device_kind == "cpu" else max(1, cores - 1)
-    return min(16, math.ceil(busy * (1 + waits_per_work) if waits_per_work > 1 else busy))
 
 
 def with_raw_shape(recipe: Recipe) -> Recipe:

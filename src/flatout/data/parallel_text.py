@@ -17,7 +17,7 @@ from flatout.data.batch import Failure, StageSeconds
 from flatout.data.vocabulary import Vocabulary, read_vocabulary, stored_vocabulary
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
-from flatout.storage import open_store
+from flatout.storage import open_checked
 from flatout.storage.counters import StoreCounters
 from flatout.storage.protocol import Range, Store
 
@@ -128,7 +128,7 @@ def open_parallel_text(config: "DataConfig", run_folder: Path | None = None) -> 
     if not config.path:
         raise DataError("data.path is not set; give the folder of train.en, train.de, val.en, val.de")
     languages = _languages(config)
-    store = open_store(config.path)
+    store = open_checked(config.path)
     names = {entry.name for entry in store.entries()}
     train = _read_split(store, names, "train", languages)
     if train is None:

@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from flatout.data import draws
-from flatout.data.decode import PILLOW_13, Undecodable
+from flatout.data.decode import PILLOW_13, Shrunk, Undecodable, decode_shrunk
 
 Pixels = NDArray[np.uint8]
+Box = tuple[int, int, int, int]  # x, y, width, height
 _SHEAR, _TRANSLATE, _ROTATE_DEGREES = 0.99, 32 / 224, 135.0  # strongest settings of TrivialAugment (wide)
 
 
-def crop_box(row: NDArray[np.float64], width: int, height: int) -> tuple[int, int, int, int]:
+def crop_box(row: NDArray[np.float64], width: int, height: int) -> Box:
     """The crop of an image of this size, as x, y, width, height in whole pixels."""
     if row[draws.KIND] == 0:
         side = max(1, round(min(width, height) * float(row[draws.FRACTION])))
@@ -33,11 +34,41 @@ def crop_box(row: NDArray[np.float64], width: int, height: int) -> tuple[int, in
     return (width - w) // 2, (height - h) // 2, w, h
 
 
+def choose_shrink(box: Box, side: int) -> int:
+    """The most of 1, 2, 4 and 8 that leaves the box no smaller than the result: what libjpeg can decode to."""
+    return max(shrink for shrink in (1, 2, 4, 8) if shrink == 1 or min(box[2:]) // shrink >= side)
+
+
+def shrink_box(box: Box, shrink: int) -> Box:
+    """Edges at the nearest whole pixel of the smaller picture."""
+    left, top, right, bottom = (
+        (edge + shrink // 2) // shrink for edge in (box[0], box[1], box[0] + box[2], box[1] + box[3])
+    )
+    return left, top, right - left, bottom - top
+
+
+def decode_scaled(data: bytes | memoryview, row: NDArray[np.float64], side: int) -> Shrunk:
+    """An image no larger than its crop needs."""
+    return decode_shrunk(data, lambda width, height: choose_shrink(crop_box(row, width, height), side))
+
+
+def place_shrunk(shrunk: Shrunk, row: NDArray[np.float64], side: int, out: Pixels, by_torch: bool = False) -> None:
+    """As place(), but only the crop ever becomes an array."""
+    x, y, w, h = shrink_box(crop_box(row, shrunk.width, shrunk.height), shrunk.shrink)
+    crop = shrunk.image.crop((x, y, x + w, y + h))
+    if not by_torch:
+        crop = crop.resize((side, side), Image.Resampling.BILINEAR)
+    _place_crop(np.asarray(crop), row, side, out, by_torch)
+
+
 def place(image: Pixels, row: NDArray[np.float64], side: int, out: Pixels, by_torch: bool = False) -> None:
     """Crop, resize (antialiased), shift and flip an [h, w, 3] image into `out`, [3, side, side]."""
     x, y, w, h = crop_box(row, image.shape[1], image.shape[0])
-    cropped = image[y : y + h, x : x + w]
-    if (w, h) != (side, side):
+    _place_crop(image[y : y + h, x : x + w], row, side, out, by_torch)
+
+
+def _place_crop(cropped: Pixels, row: NDArray[np.float64], side: int, out: Pixels, by_torch: bool) -> None:
+    if cropped.shape[:2] != (side, side):
         cropped = resized_by_torch(cropped.copy(), side) if by_torch else _resized(cropped, side)
     pixels = cropped.transpose(2, 0, 1)
     dx, dy = int(row[draws.SHIFT_X]), int(row[draws.SHIFT_Y])

@@ -3,6 +3,7 @@
 import math
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ class InlinePool:
 
 
 class ThreadPool:
-    """Threads that prepare whole batches. Idle threads sleep on a queue.
+    """Threads that prepare whole batches. Idle threads sleep on a queue; of more than are wanted the last ones sleep
+    until they are.
 
     For remote data, `fetchers` more threads wait for the store, so that the others always have something to decode.
     """
@@ -113,11 +115,37 @@ class ThreadPool:
         self._ready = threading.Condition()
         self._round = 0  # raised by forget(); work of an older round is dropped
         self._split = fetchers > 0
-        jobs = [(self._fetch, f"flatout-fetcher {number}") for number in range(fetchers)]
-        jobs += [(self._assemble, f"flatout-worker {number}") for number in range(workers)]
-        self._threads = [threading.Thread(target=job, name=name, daemon=True) for job, name in jobs]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._workers = self._active = 0  # that were started; that are wanted
+        self._resized = threading.Condition()
+        self._busy_seconds: dict[int, float] = {}  # of each worker, which alone writes it
+        for number in range(fetchers):
+            self._start(threading.Thread(target=self._fetch, name=f"flatout-fetcher {number}", daemon=True))
+        self.resize(workers)
+
+    @property
+    def active_workers(self) -> int:
+        return self._active
+
+    @property
+    def busy_seconds(self) -> float:
+        """That workers have spent on batches, together."""
+        return sum(list(self._busy_seconds.values()))
+
+    def resize(self, workers: int) -> None:
+        """From now on so many prepare batches; what one has begun it finishes."""
+        with self._resized:
+            self._active = workers
+            self._resized.notify_all()
+        while self._workers < workers:
+            number, self._workers = self._workers, self._workers + 1
+            self._busy_seconds[number] = 0.0
+            name = f"flatout-worker {number}"
+            self._start(threading.Thread(target=self._assemble, args=(number,), name=name, daemon=True))
+
+    def _start(self, thread: threading.Thread) -> None:
+        self._threads.append(thread)
+        thread.start()
 
     def submit(self, key: Key) -> None:
         (self._to_fetch if self._split else self._to_assemble).put(_Task(key, self._round))
@@ -141,6 +169,7 @@ class ThreadPool:
 
     def close(self) -> None:
         self.forget()
+        self.resize(self._workers)  # those that sleep must hear of it too
         for _ in self._threads:
             self._to_fetch.put(None)
             self._to_assemble.put(None)
@@ -156,9 +185,15 @@ class ThreadPool:
                 except BaseException as error:  # no failure in a worker is ever lost
                     self._finish(task, error)
 
-    def _assemble(self) -> None:
-        while (task := self._to_assemble.get()) is not None:
+    def _next(self, number: int) -> "_Task | None":
+        with self._resized:
+            self._resized.wait_for(lambda: number < self._active)
+        return self._to_assemble.get()
+
+    def _assemble(self, number: int) -> None:
+        while (task := self._next(number)) is not None:
             if task.round == self._round:
+                began = time.perf_counter()
                 try:
                     fetched = task.fetched or fetch(self._recipe, *task.key, self._cache)
                     images = self._buffers.take(self._recipe.shape(task.key[0]))
@@ -169,6 +204,7 @@ class ThreadPool:
                     del images, fetched, prepared  # else this thread would keep the buffers until its next batch
                 except BaseException as error:  # handed to the thread that waits
                     self._finish(task, error)
+                self._busy_seconds[number] += time.perf_counter() - began
 
     def _finish(self, task: "_Task", outcome: Prepared | BaseException) -> None:
         with self._ready:

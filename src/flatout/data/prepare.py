@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 
 from flatout.data.batch import Failure, Prepared, StageSeconds, Work
 from flatout.data.dataset import Split
-from flatout.data.decode import Undecodable, decode_pixels, native
+from flatout.data.decode import Shrunk, Undecodable, decode_pixels, decode_shrunk, is_jpeg, native
 from flatout.data.draws import Draws, Mix, draw, draw_mix, fast_uniforms
-from flatout.data.pixels import place, place_raw, recolour
-from flatout.data.readers import Extents, Source, read_source
+from flatout.data.pixels import decode_scaled, place, place_raw, place_shrunk, recolour
+from flatout.data.readers import Base, Extents, Source, read_source
 from flatout.data.sample_cache import SampleCache
 from flatout.data.views import View
 from flatout.errors import ObjectMissing, StorageError
 from flatout.sampling import batch_count, batch_ids, epoch_order, rank_slice
-from flatout.storage.local import OpenFile
 
 NativeSources = (
-    list[Source | StorageError | None]
-    | tuple[list[memoryview | OpenFile], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+    list[Source | StorageError | None] | tuple[list[Base], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
 )
 _TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
 
@@ -44,10 +42,12 @@ class Recipe:
     rank: int = 0
     world_size: int = 1
     whole_batches: bool = False  # a rank takes every world_size-th batch, instead of its slice of each
+    min_batch: int = 1  # a last batch of fewer samples is left out
 
     @property
     def batches_per_epoch(self) -> int:
-        count = batch_count(len(self.split), self.batch_size)
+        samples = len(self.split)
+        count = batch_count(samples, self.batch_size) - (0 < samples % self.batch_size < self.min_batch)
         return len(range(self.rank, count, self.world_size)) if self.whole_batches else count
 
     def shape(self, epoch: int) -> tuple[int, int, int, int]:
@@ -94,6 +94,8 @@ class Fetched:
     sources: Sequence[Source | StorageError]
     shapes: NDArray[np.int32] | None
     stages: StageSeconds
+    cache: SampleCache | None = None
+    cache_rows: NDArray[np.int64] | None = None  # where the cache may keep each; -1: it has it
     work: list[Work] = field(default_factory=list)
 
 
@@ -113,15 +115,19 @@ def fetch(recipe: Recipe, epoch: int, index: int, cache: SampleCache | None = No
     """The bytes of a batch's samples. A store that fails is not a bad sample: the error is raised."""
     started, stages = time.perf_counter(), StageSeconds()
     ids = recipe.ids(epoch, index)
+    rows: NDArray[np.int64] | None = None
+    shapes: NDArray[np.int32] | None
     if cache is not None:
-        fetched = Fetched(epoch, index, ids, *cache.fetch(recipe.split, ids, stages), stages)
+        sources, shapes, rows = cache.locate(recipe.split, ids)
+        stages.cache_misses = int(np.count_nonzero(rows >= 0))
+        stages.cache_hits = len(ids) - stages.cache_misses
     else:
-        sources = recipe.split.locate(ids)
-        for source in sources if not isinstance(sources, Extents) else ():
-            if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
-                raise source
-        stages.fetch = time.perf_counter() - started
-        fetched = Fetched(epoch, index, ids, sources, recipe.split.shapes(ids), stages)
+        sources, shapes = recipe.split.locate(ids), recipe.split.shapes(ids)
+    for source in sources if not isinstance(sources, Extents) else ():
+        if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
+            raise source
+    stages.fetch = time.perf_counter() - started
+    fetched = Fetched(epoch, index, ids, sources, shapes, stages, cache, rows)
     fetched.work += _stretches(started, StageSeconds(), stages)
     return fetched
 
@@ -149,11 +155,12 @@ def assemble(
     right one; without it the compiled decoder takes the whole batch in one call.
     """
     started, before = time.perf_counter(), StageSeconds(**vars(fetched.stages))
-    ids, sources, shapes, stages = fetched.ids, fetched.sources, fetched.shapes, fetched.stages
+    ids, sources, stages = fetched.ids, fetched.sources, fetched.stages
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
     if native is not None and watch is None and recipe.view.crop != "raw":
-        _load_compiled(_allowed(recipe, ids, sources), shapes, drawn, images, status, stages)
+        scaled = recipe.view.decode == "scaled"
+        _load_compiled(_allowed(recipe, ids, sources), fetched, drawn, images, status, scaled)
     failures: dict[int, str] = {}
     for slot in np.flatnonzero(status).tolist():
         sample_id = int(ids[slot])
@@ -162,8 +169,7 @@ def assemble(
         try:
             if sample_id in recipe.banned:
                 raise Undecodable("decoding it killed three workers")
-            shape = None if shapes is None or not shapes[slot][0] else (int(shapes[slot][0]), int(shapes[slot][1]))
-            _load_one(recipe, sources[slot], shape, drawn.geometry[slot], images[slot], stages)
+            _load_one(recipe, fetched, slot, drawn.geometry[slot], images[slot])
         except Undecodable as error:
             failures[slot] = str(error)
     if watch is not None:
@@ -186,15 +192,17 @@ def _allowed(recipe: Recipe, ids: NDArray[np.int64], sources: Sequence[Source | 
 
 def _load_compiled(
     sources: NativeSources,
-    shapes: NDArray[np.int32] | None,
+    fetched: Fetched,
     drawn: Draws,
     images: NDArray[np.uint8],
     status: NDArray[np.int32],
-    stages: StageSeconds,
+    scaled: bool,
 ) -> None:
     assert native is not None
+    stages, cache, rows = fetched.stages, fetched.cache, fetched.cache_rows
+    keep = None if cache is None or rows is None else cache.keep(rows)
     fetch, decode, augment, bytes_read = native.load_slice(
-        sources, shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], status
+        sources, fetched.shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], status, keep, scaled
     )
     stages.fetch += fetch
     stages.decode += decode
@@ -203,30 +211,38 @@ def _load_compiled(
 
 
 def _load_one(
-    recipe: Recipe,
-    source: Source | StorageError,
-    shape: tuple[int, int] | None,
-    geometry: NDArray[np.float64],
-    out: NDArray[np.uint8],
-    stages: StageSeconds,
+    recipe: Recipe, fetched: Fetched, slot: int, geometry: NDArray[np.float64], out: NDArray[np.uint8]
 ) -> None:
     """The reference path: Pillow, or a decoder that gives the same pixels."""
-    started = time.perf_counter()
-    data = read_source(source)
+    started, stages = time.perf_counter(), fetched.stages
+    data = read_source(fetched.sources[slot])
     if isinstance(data, StorageError):
         if not isinstance(data, ObjectMissing):
             raise data
         raise Undecodable(str(data))
     stages.bytes_read += len(data)
-    fetched = time.perf_counter()
-    pixels = decode_pixels(data) if shape is None else np.frombuffer(data, np.uint8).reshape(*shape, 3)
+    arrived = time.perf_counter()
+    side, by_torch = out.shape[1], recipe.view.resizes_by_torch
+    pixels: Shrunk | NDArray[np.uint8]
+    if recipe.view.decode == "scaled":
+        pixels = decode_scaled(data, geometry, side)
+    elif fetched.shapes is not None and fetched.shapes[slot][0]:
+        pixels = np.frombuffer(data, np.uint8).reshape(*fetched.shapes[slot], 3)
+    elif fetched.cache is None and recipe.view.crop != "raw" and not is_jpeg(data):
+        pixels = decode_shrunk(data, None)
+    else:
+        pixels = decode_pixels(data)
+        if fetched.cache is not None and fetched.cache_rows is not None:
+            fetched.cache.put(int(fetched.cache_rows[slot]), pixels)
     decoded = time.perf_counter()
-    if recipe.view.crop == "raw":
+    if isinstance(pixels, Shrunk):
+        place_shrunk(pixels, geometry, side, out, by_torch)
+    elif recipe.view.crop == "raw":
         place_raw(pixels, out)
     else:
-        place(pixels, geometry, out.shape[1], out, recipe.view.resizes_by_torch)
-    stages.fetch += fetched - started
-    stages.decode += decoded - fetched
+        place(pixels, geometry, side, out, by_torch)
+    stages.fetch += arrived - started
+    stages.decode += decoded - arrived
     stages.augment += time.perf_counter() - decoded
 
 

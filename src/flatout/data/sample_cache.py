@@ -1,75 +1,58 @@
 """Decode once, augment every epoch: full decoded images of samples that were read before."""
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.cache.arena import Arena
-from flatout.data.batch import StageSeconds
+from flatout.cache.arena import Arena, Shared
 from flatout.data.dataset import Split
-from flatout.data.decode import Undecodable, decode_pixels
-from flatout.data.readers import Extents, Source, read_source
-from flatout.errors import ObjectMissing, StorageError
+from flatout.data.decode import native
+from flatout.data.readers import Extents, Source
+from flatout.errors import StorageError
 
 
 class SampleCache:
-    """Sits between the readers and the augmentation; what does not fit is read and decoded again each time."""
+    """Says which samples of a batch are decoded already, and where the others are to be kept; what does not fit is
+    read and decoded again each time."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
 
-    def fetch(
-        self, split: Split, ids: NDArray[np.int64], stages: StageSeconds
-    ) -> tuple[Sequence[Source | StorageError], NDArray[np.int32]]:
-        """A source for every sample, decoded where the cache has or now gets it; shape 0, 0 means still a file."""
-        started = time.perf_counter()
-        kept, shapes = self._kept(split.rows[ids])
-        missing = np.flatnonzero(shapes[:, 0] == 0).tolist()
-        stages.fetch += time.perf_counter() - started
-        stages.cache_hits += len(ids) - len(missing)
-        stages.cache_misses += len(missing)
-        if not missing:
-            return kept, shapes
-        sources: list[Source | StorageError] = list(kept)
-        self._fill(split, ids, missing, sources, shapes, stages)
-        return sources, shapes
-
-    def _kept(self, rows: NDArray[np.int64]) -> tuple[Extents, NDArray[np.int32]]:
+    def locate(
+        self, split: Split, ids: NDArray[np.int64]
+    ) -> tuple[Sequence[Source | StorageError], NDArray[np.int32], NDArray[np.int64]]:
+        """A source for every sample; height and width of the decoded ones, else 0, 0; and the arena's rows of those
+        that it may still keep, else -1."""
+        rows = split.rows[ids]
         offsets, lengths, shapes = self.arena.find(rows)
-        return Extents([self.arena.pixels], np.zeros(len(rows), np.int32), offsets, lengths), shapes
+        missing = shapes[:, 0] == 0
+        if missing.all():
+            return split.locate(ids), shapes, rows
+        kept = Extents([self.arena.pixels], np.zeros(len(rows), np.int32), offsets, lengths)
+        if not missing.any():
+            return kept, shapes, np.full(len(rows), -1)
+        return _merged(kept, split.locate(ids[missing]), missing), shapes, np.where(missing, rows, -1)
 
-    def _fill(
-        self,
-        split: Split,
-        ids: NDArray[np.int64],
-        missing: list[int],
-        sources: list[Source | StorageError],
-        shapes: NDArray[np.int32],
-        stages: StageSeconds,
-    ) -> None:
-        started, wanted = time.perf_counter(), ids[missing]
-        located = split.locate(wanted)
-        answers = located if self.arena.full else [read_source(each) for each in located]
-        stages.fetch += time.perf_counter() - started
-        for slot, answer in zip(missing, answers, strict=True):
-            sources[slot] = answer
-            if isinstance(answer, StorageError) and not isinstance(answer, ObjectMissing):
-                raise answer
-            if not self.arena.full and not isinstance(answer, StorageError | str):
-                self._keep(int(split.rows[ids[slot]]), answer, stages)
-        pixels, found = self._kept(split.rows[wanted])
-        for slot, kept, shape in zip(missing, pixels, found, strict=True):
-            if shape[0]:  # what did not fit stays a file, of which only the crop is decoded
-                sources[slot], shapes[slot] = kept, shape
+    def keep(self, rows: NDArray[np.int64]) -> tuple[Shared, NDArray[np.int64]] | None:
+        """For the compiled decoder; None where there is nothing to keep."""
+        return (self.arena.shared, rows) if bool((rows >= 0).any()) else None
 
-    def _keep(self, row: int, data: bytes | memoryview, stages: StageSeconds) -> None:
-        started = time.perf_counter()
-        try:
-            if self.arena.put(row, decode_pixels(data)):
-                stages.bytes_read += len(data)
-        except Undecodable:
-            pass  # found out again, with its reason, by whoever prepares the batch
-        finally:
-            stages.decode += time.perf_counter() - started
+    def put(self, row: int, pixels: NDArray[np.uint8]) -> None:
+        """What only Pillow can decode."""
+        if native is None:
+            self.arena.put(row, pixels)
+        else:
+            native.keep(self.arena.shared, row, np.ascontiguousarray(pixels))
+
+
+def _merged(
+    kept: Extents, others: Sequence[Source | StorageError], missing: NDArray[np.bool_]
+) -> Sequence[Source | StorageError]:
+    """`others`, in order, where `missing` says so, else what is kept."""
+    if isinstance(others, Extents):
+        which, offsets, lengths = kept.which.copy(), kept.offsets.copy(), kept.lengths.copy()
+        which[missing], offsets[missing], lengths[missing] = others.which + 1, others.offsets, others.lengths
+        return Extents([*kept.bases, *others.bases], which, offsets, lengths)
+    rest = iter(others)
+    return [next(rest) if absent else kept[slot] for slot, absent in enumerate(missing.tolist())]

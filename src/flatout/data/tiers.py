@@ -1,4 +1,4 @@
-"""Which tier keeps decoded samples: chosen by size and budget, and said."""
+"""Which tier keeps decoded samples: chosen by size, budget and what filling it costs, and said."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,13 @@ import numpy as np
 
 from flatout.cache.arena import disk_arena, memory_arena
 from flatout.data.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
-from flatout.data.decode import Undecodable, decode_pixels
+from flatout.data.fill_costs import fill_or_not, probe_samples
 from flatout.data.prepare import Recipe
-from flatout.data.readers import read_source
 from flatout.data.sample_cache import SampleCache
-from flatout.errors import NoSpace, StorageError
+from flatout.errors import ConfigError, NoSpace
 from flatout.units import format_bytes
 
-_PROBED = 32  # samples whose size is looked at
-_MARGIN = 1.1
+_MARGIN = 1.1  # for images of several sizes, of which a few were looked at
 
 
 @dataclass(frozen=True)
@@ -26,49 +24,56 @@ class Chosen:
     memory_bytes: int = 0
 
 
-def choose_cache(wanted: str, recipe: Recipe, worker_kind: str, memory_bytes: int | None = None) -> Chosen:
+def choose_cache(
+    wanted: str, recipe: Recipe, worker_kind: str, memory_bytes: int | None = None, epochs: int | None = None
+) -> Chosen:
     """`auto` takes memory where all decoded samples fit (in `memory_bytes`, by default half of what is free), else
-    disk where they fit, else none."""
-    rows = int(recipe.split.rows.max(initial=-1)) + 1
+    disk where they fit, else none; and none where filling it would not pay in the `epochs` to come."""
+    if recipe.view.decode == "scaled":
+        return _without_cache(wanted, recipe)
     if wanted == "off":
         return Chosen(None, "cache: off (data.cache)")
     if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
         return Chosen(None, "cache: not needed, the pack is decoded")
     if worker_kind == "process":
         return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)")
-    needed = _decoded_bytes(recipe)
+    probed = probe_samples(recipe, with_costs=wanted == "auto" and (epochs is None or epochs > 1))
+    needed = int(probed.decoded_bytes * len(recipe.split) * (1.0 if probed.one_size else _MARGIN))
+    folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
+    on_disk = kept_bytes(folder)
     memory = memory_budget_bytes() if memory_bytes is None else memory_bytes
-    if wanted == "memory" or (wanted == "auto" and needed <= memory):
+    disk = disk_budget_bytes(cache_folder()) + on_disk
+    if wanted == "auto":
+        fits = "memory" if needed <= memory else "disk" if needed <= disk else None
+        if fits is None:
+            return Chosen(None, f"cache: off, {format_bytes(needed)} of decoded samples fit neither memory nor disk")
+        fills, why = fill_or_not(probed.costs, epochs)
+        if not fills and not (fits == "disk" and on_disk):  # what an earlier run left costs nothing
+            return Chosen(None, f"cache: off, {why}")
+        return _opened(fits, recipe, needed, memory, disk, f"; {why}")
+    return _opened(wanted, recipe, needed, memory, disk, "")
+
+
+def _without_cache(wanted: str, recipe: Recipe) -> Chosen:
+    """Of a scaled view: what is decoded already was decoded exactly, and gives other pixels."""
+    view = recipe.view.name
+    if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
+        raise ConfigError(f"view {view!r} has decode: scaled but the pack holds decoded images; use decode: exact")
+    if wanted in ("memory", "disk"):
+        raise ConfigError(f"cache is {wanted} but view {view!r} has decode: scaled, of which no two crops share pixels")
+    return Chosen(None, f"cache: off, view {view} has decode: scaled and a cache keeps whole, exact images")
+
+
+def _opened(tier: str, recipe: Recipe, needed: int, memory: int, disk: int, why: str) -> Chosen:
+    rows = int(recipe.split.rows.max(initial=-1)) + 1
+    if tier == "memory":
         capacity = min(needed, memory)
         fits = "all" if capacity == needed else f"{100 * capacity / needed:.0f} % of the"
-        return Chosen(
-            SampleCache(memory_arena(rows, capacity)),
-            f"cache: {fits} decoded samples in memory ({format_bytes(capacity)})",
-            capacity,
-        )
+        note = f"cache: {fits} decoded samples in memory ({format_bytes(capacity)}){why}"
+        return Chosen(SampleCache(memory_arena(rows, capacity)), note, capacity)
     folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
-    disk = disk_budget_bytes(cache_folder()) + kept_bytes(folder)
-    if wanted == "disk" or (wanted == "auto" and needed <= disk):
-        try:
-            return Chosen(
-                SampleCache(disk_arena(folder, rows, min(needed, disk))), f"cache: decoded samples in {folder}"
-            )
-        except NoSpace as error:
-            return Chosen(None, f"cache: off, {error}")
-    return Chosen(None, f"cache: off, {format_bytes(needed)} of decoded samples fit neither memory nor disk")
-
-
-def _decoded_bytes(recipe: Recipe) -> int:
-    """Bytes of all samples decoded, from a few spread over the split."""
-    count = len(recipe.split)
-    ids = np.unique(np.linspace(0, count - 1, min(count, _PROBED)).astype(np.int64))
-    sizes = []
-    for source in recipe.split.locate(ids):
-        answer = read_source(source)
-        if not isinstance(answer, StorageError):
-            try:
-                sizes.append(decode_pixels(answer).nbytes)
-            except Undecodable:
-                continue
-    same = len(set(sizes)) <= 1  # images of one size need no margin
-    return int(np.mean(sizes) * count * (1.0 if same else _MARGIN)) if sizes else 0
+    try:
+        store = SampleCache(disk_arena(folder, rows, min(needed, disk)))
+    except NoSpace as error:
+        return Chosen(None, f"cache: off, {error}")
+    return Chosen(store, f"cache: decoded samples in {folder}{why}")

@@ -36,6 +36,14 @@ class View:
     cutmix: float = 0.0
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    decode: str = "exact"  # exact | scaled
+
+    def __post_init__(self) -> None:
+        if self.decode == "scaled" and self.crop == "raw":
+            raise ConfigError(
+                f"view {self.name!r} has decode: scaled but crop: raw, which shows whole images at their own size; "
+                "use decode: exact"
+            )
 
     def side(self, epoch: int) -> int:
         """Side of the result in pixels in one epoch (progressive resizing)."""
@@ -56,6 +64,8 @@ class View:
     def digest(self) -> str:
         """Identifies the pixels: the name and the normalisation on the device do not count."""
         values = {key: value for key, value in asdict(self).items() if key not in ("name", "mean", "std")}
+        if self.decode == "exact":
+            del values["decode"]  # as before there was a choice
         resize = [13 if PILLOW_13 else 12, *(["torch"] if self.resizes_by_torch else [])]
         return hashlib.sha256(json.dumps([VERSION, *resize, values], sort_keys=True).encode()).hexdigest()[:16]
 

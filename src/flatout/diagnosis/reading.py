@@ -48,6 +48,7 @@ def read_signals(run: Run) -> Signals:
         device_memory_total_bytes=_gpu(summary).get("memory_bytes"),
         flops_share=_section(summary, "device_use").get("flops_share"),
         import_seconds=time.get("import_seconds"),
+        startup_parts=time.get("startup_parts") or {},
         usd_per_hour=_usd_per_hour(summary),
         spot_usd_per_hour=_spot_usd_per_hour(_section(config, "cost")),
         store=_store(data),
@@ -55,7 +56,10 @@ def read_signals(run: Run) -> Signals:
         system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
         memory_total_bytes=run.environment.get("memory_bytes"),
         ranks=_ranks(run),
-        **{**_from_config(config, run.environment, seen_workers), **_token_batches(config, steps)},
+        **{
+            **_from_config(config, run.environment, seen_workers, summary.get("world_size") or 1),
+            **_token_batches(config, steps),
+        },
         **lanes,
     )
 
@@ -68,7 +72,9 @@ def _token_batches(config: Mapping[str, Any], steps: Sequence[Step]) -> dict[str
     return {"batch_tokens": _section(config, "data").get("batch_tokens"), "batch_size": max(1, round(mean))}
 
 
-def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any], seen_workers: int) -> dict[str, Any]:
+def _from_config(
+    config: Mapping[str, Any], environment: Mapping[str, Any], seen_workers: int, world_size: int
+) -> dict[str, Any]:
     data, train = _section(config, "data"), _section(config, "train")
     device = _section(environment, "device").get("kind") or config.get("device") or "cpu"
     cores = _section(environment, "cpu").get("cores_usable") or 1
@@ -80,11 +86,14 @@ def _from_config(config: Mapping[str, Any], environment: Mapping[str, Any], seen
     prefetch = data.get("prefetch")
     emulated = _section(config, "emulated") if device == "emulated" else {}
     threads = config.get("threads")
+    whole = data.get("global_batch")
+    batch = data.get("batch_size") or 1 if whole is None else max(1, round(whole / world_size))
     return {
         "device_kind": device,
         "cores": cores,
         "threads": threads if isinstance(threads, int) else cores,
-        "batch_size": data.get("batch_size") or 1,
+        "batch_size": batch,
+        "global_batch": data.get("global_batch"),
         "epochs_planned": train.get("epochs") or 1,
         "steps_planned": train.get("max_steps"),
         "workers": workers,
@@ -113,7 +122,7 @@ def workers_of(wanted: Any, device: str, cores: int) -> int:
     """As data/loader.py chooses them where files are not slow."""
     if isinstance(wanted, int):
         return wanted
-    return 1 if device == "cpu" else max(1, min(cores - 1, 16))
+    return 1 if device == "cpu" else max(1, min(cores, 16))
 
 
 def _colours_in_python(config: Mapping[str, Any]) -> bool:

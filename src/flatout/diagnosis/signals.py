@@ -141,6 +141,8 @@ class Signals:
     batch_size: int = 1
     batch_tokens: int | None = None
     """Where batches are cut by tokens; batch_size is then the mean number of samples in one."""
+    global_batch: int | None = None
+    """Where the recipe sets the batch of all ranks; batch_size is then each rank's part."""
     epochs_planned: int = 1
     steps_planned: int | None = None
     steps: tuple[Step, ...] = ()
@@ -183,6 +185,8 @@ class Signals:
     """Model FLOP/s over the device's peak."""
     import_seconds: float | None = None
     """Of the startup: interpreter and imports."""
+    startup_parts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the last attempt's start by name, the wait for the first batch among them."""
     validations: int = 0
     validate_every: int = 1
     checkpoints: int = 0
@@ -261,6 +265,8 @@ class Signals:
 
     def batch_change(self, batch_size: int) -> dict[str, int]:
         """The change of the recipe that gives batches of this size."""
+        if self.global_batch is not None:
+            return {"data.global_batch": batch_size * max(1, round(self.global_batch / self.batch_size))}
         if self.batch_tokens is None:
             return {"data.batch_size": batch_size}
         return {"data.batch_tokens": round(self.batch_tokens * batch_size / self.batch_size)}

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.diagnosis.calibration import Calibration
+from flatout.diagnosis.model.memory import FRAGMENTED_SHARE
 from flatout.diagnosis.what_if import predict
 
 MOST_WAIT_SHARE = 0.10
-MOST_MEMORY_SHARE = 0.90
+MOST_MEMORY_SHARE = 1 - FRAGMENTED_SHARE  # of what the CUDA context leaves
+BATCH_KEYS = ("data.batch_size", "data.global_batch", "data.batch_tokens")  # a recipe uses one of them
 _AS_GOOD = 0.01  # a difference too small to pay for with memory or workers
 
 Setting = Mapping[str, Any]
@@ -61,7 +63,7 @@ def worker_counts(cores: int) -> list[int]:
 
 def promising(calibration: Calibration, settings: Sequence[Setting], count: int) -> list[Setting]:
     """The settings that the model puts first; of those it cannot tell apart, the ones nearest to the given batch."""
-    batch_key = "data.batch_size" if calibration.batch_tokens is None else "data.batch_tokens"
+    batch_key = next((key for key in BATCH_KEYS if settings and key in settings[0]), BATCH_KEYS[0])
     given = calibration.batch_tokens or calibration.settings.batch_size
     known = (batch_key, "data.workers")
     expected = [
@@ -102,7 +104,7 @@ def best(trials: Sequence[Trial]) -> Trial | None:
         return (
             trial.wait_share > MOST_WAIT_SHARE,
             float(workers) if isinstance(workers, int) else 0.0,
-            float(trial.setting.get("data.batch_size") or trial.setting.get("data.batch_tokens") or 0),
+            float(next((trial.setting[key] for key in BATCH_KEYS if key in trial.setting), 0)),
             -trial.speed,
         )
 

@@ -22,6 +22,7 @@ _MEMORY_READ_SECONDS = 30e-6  # of one decoded sample
 _16_BIT_FACTOR = 0.6  # of a GPU's compute; wide interval, measured by `tune`
 
 OTHER_BATCH = "data.batch_tokens"
+GLOBAL_BATCH = "data.global_batch"
 # key of a recipe -> field of Settings
 SETTINGS = {
     "data.batch_size": "batch_size", "data.workers": "workers", "train.epochs": "epochs",
@@ -102,6 +103,8 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
             raise ConfigError(f"no prediction for {key}: the batches of this run are cut by {other}; change that")
         if key == OTHER_BATCH and tokens is not None:
             settings = replace(settings, batch_size=max(1, round(calibration.settings.batch_size * value / tokens)))
+        elif key == GLOBAL_BATCH:
+            settings = replace(settings, batch_size=max(1, round(value / calibration.world_size)))
         elif key in SETTINGS:
             chosen: Any = None if value == "auto" else value
             settings = replace(settings, **{SETTINGS[key]: chosen})
@@ -116,7 +119,7 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
         elif key in ("emulated.base_seconds", "emulated.seconds_per_sample"):
             device = replace(device, **{key.partition(".")[2]: float(value)})
         elif not key.startswith("cost."):  # priced by the ledger, where the whole recipe is known
-            known = ", ".join(sorted({*SETTINGS, *WORLD, OTHER_BATCH}))
+            known = ", ".join(sorted({*SETTINGS, *WORLD, OTHER_BATCH, GLOBAL_BATCH}))
             raise ConfigError(f"no prediction for {key}: the model knows nothing of it; it knows {known}")
     return settings, world, device
 

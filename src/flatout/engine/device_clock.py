@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from flatout.engine.devices import Device
+
 
 def cuda_event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -28,3 +30,8 @@ class CudaClock:
             seconds[name] = seconds.get(name, 0.0) + start.elapsed_time(end) / 1e3
         del self._marks[:-1]  # the last one is where the next stretch begins
         return seconds
+
+
+def clock_for(device: Device) -> CudaClock | None:
+    """None where the host waits for every operation anyway, or the device has no events that keep time."""
+    return CudaClock() if device.kind == "cuda" else None

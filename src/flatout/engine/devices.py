@@ -1,7 +1,9 @@
 """Where the model computes: a CPU, a GPU, or an emulated accelerator on the CPU."""
 
 import ctypes
+import os
 import platform
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,6 +23,16 @@ class Device:
         """Whether reading a value makes the host wait for work that was only queued."""
         return self.kind in ("cuda", "mps")
 
+    @property
+    def sixteen_bit(self) -> str | None:
+        """The 16-bit arithmetic it has units for: bf16, or fp16 on cards before Ampere; None for neither."""
+        if self.kind != "cuda":
+            return None
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        capability = torch.cuda.get_device_capability(self.torch)
+        return "fp16" if capability >= (7, 0) or capability == (6, 0) else None  # V100, T4; P100
+
     def wait(self) -> None:
         """Until everything that was queued is done."""
         if self.kind == "cuda":
@@ -35,6 +47,8 @@ class Device:
 
 def choose_device(wanted: str) -> Device:
     """`auto` takes cuda, then mps, then cpu; a device that is asked for by name must be there."""
+    if torch.cuda.is_available():
+        grow_segments(os.environ)  # before anything is allocated
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(name for name, there in present.items() if there) if wanted == "auto" else wanted
     if kind == "emulated":
@@ -43,6 +57,13 @@ def choose_device(wanted: str) -> Device:
         raise ConfigError(f"device is {kind} but torch {torch.__version__} sees none here; use device: auto or cpu")
     name = torch.cuda.get_device_name() if kind == "cuda" else "Apple GPU" if kind == "mps" else cpu_name()
     return Device(kind, torch.device(kind), name)
+
+
+def grow_segments(environment: MutableMapping[str, str]) -> None:
+    """Let the allocator extend what it holds instead of keeping holes that no later tensor fits. torch reads this when
+    the device is first used; whoever has set either name is left alone."""
+    if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & environment.keys():
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def cpu_name() -> str:

@@ -8,15 +8,17 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from flatout.config.schema import Config
+from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import Device
 from flatout.engine.ema import Ema
-from flatout.engine.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from flatout.engine.emulated import EmulatedEma, EmulatedOptimizer, EmulatedPrecision
+from flatout.engine.optimizers import EagerOptimizer, load_optimizer_tensors, optimizer_for, optimizer_tensors
 from flatout.engine.precision import Precision, build_precision
 from flatout.engine.whole_tensors import like, whole
 from flatout.errors import ConfigError
+from flatout.tasks.models.emulated import EmulatedModel
 from flatout.tasks.protocol import Task
 
 
@@ -25,22 +27,29 @@ class Learner:
     model: nn.Module
     compute: nn.Module  # the model, or its compiled form
     wrapped: nn.Module  # what training calls: the same, or with an exchange of gradients in its backward
-    optimizer: Optimizer
+    optimizer: EagerOptimizer
     precision: Precision
     ema: Ema | None
     device: Device
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next."""
-        own = optimizer_tensors(self.model, self.optimizer)
-        state = {f"model/{name}": whole(value) for name, value in self.model.state_dict().items()}
-        state |= {f"optimizer/{name}": whole(value) for name, value in own.items()}
+    def each_tensor(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next.
+
+        A sharded model is put together by all ranks, one tensor at a time: let go of each before asking for the next.
+        """
+        for name, value in self.model.state_dict().items():
+            yield f"model/{name}", whole(value)
+        for name, value in optimizer_tensors(self.model, self.optimizer).items():
+            yield f"optimizer/{name}", whole(value)
         if self.ema is not None:
-            state |= {f"ema/{name}": value for name, value in self.ema.tensors().items()}
-        state["rng/cpu"] = torch.get_rng_state()
+            yield from ((f"ema/{name}", value) for name, value in self.ema.tensors().items())
+        yield "rng/cpu", torch.get_rng_state()
         if self.device.kind == "cuda":
-            state["rng/cuda"] = torch.cuda.get_rng_state(self.device.torch)
-        return state
+            yield "rng/cuda", torch.cuda.get_rng_state(self.device.torch)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them at once, where they are."""
+        return dict(self.each_tensor())
 
     def load(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Take over a checkpoint's tensors; returns notes on what was not there and starts anew."""
@@ -51,7 +60,7 @@ class Learner:
             if averages := _under("ema/", tensors):
                 self.ema.load(averages)
             else:
-                self.ema = Ema.start(self.model, self.ema.decay)
+                self.ema = self.ema.start(self.model, self.ema.decay)
                 notes.append("the checkpoint has no averaged weights: the average starts from its weights")
         torch.set_rng_state(tensors["rng/cpu"])
         if self.device.kind == "cuda" and "rng/cuda" in tensors:
@@ -83,12 +92,16 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     model = task.build_model().to(device.torch)
     if train.channels_last and device.kind != "emulated":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = build_optimizer(
-        model, train.optimizer, train.lr, train.momentum, train.weight_decay, (0.9, train.beta2)
-    )
-    ema = Ema.start(model, train.ema) if train.ema is not None else None
+    optimizer = optimizer_for(model, train)
+    precision = build_precision(choose_precision(config, device), device.torch.type)
+    average = Ema
+    if device.kind == "emulated":
+        assert isinstance(model, EmulatedModel)
+        optimizer, average = EmulatedOptimizer(optimizer), EmulatedEma
+        precision = EmulatedPrecision(precision.name, precision.device_type, model=model)
+    ema = average.start(model, train.ema) if train.ema is not None else None
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
-    return Learner(model, compute, compute, optimizer, build_precision(train.precision, device.torch.type), ema, device)
+    return Learner(model, compute, compute, optimizer, precision, ema, device)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -99,7 +112,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     if wrong:
         raise ConfigError(
             f"{len(wrong)} of {len(own)} tensors do not fit the model, first {wrong[0]!r}: the file has "
-            f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; use the model.* the file was made with"
+            f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; a warm start needs "
+            "the model.* and the number of classes (data.classes) that the weights were trained with"
         )
     model.load_state_dict({name: like(own[name], value) for name, value in given.items()})
 

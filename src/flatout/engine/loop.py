@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -13,11 +14,14 @@ from flatout.config.schema import Config
 from flatout.data.batch import AnyBatch, BatchSource
 from flatout.engine.learner import Learner
 from flatout.engine.parallel import Alone, Parallel, Told
+from flatout.engine.precision import LEAST_SCALE, Seen
 from flatout.engine.schedules import learning_rate, warmup_steps
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
 from flatout.tasks.protocol import Sums, Task
 from flatout.timeline import Recorder
+
+_MOST_UNREAD = 1000  # batches that are remembered by their samples
 
 
 @dataclass
@@ -28,8 +32,9 @@ class Progress:
     batch_index: int = 0
     step: int = 0
     samples_seen: int = 0
-    loss_sum: float = 0.0  # of this epoch, weighted by samples
-    loss_samples: int = 0
+    epoch_samples: int = 0  # of this epoch so far
+    loss_sum: float = 0.0  # of this epoch, weighted by samples, over the steps whose loss was read
+    loss_samples: int = 0  # of those steps
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
     best: float | None = None
     best_epoch: int | None = None
@@ -57,6 +62,16 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class UsedBatch:
+    """Which samples a step had."""
+
+    step: int
+    epoch: int
+    batch_index: int
+    sample_ids: Tensor  # of the global batch
+
+
+@dataclass(frozen=True)
 class EpochRecord:
     epoch: int
     step: int
@@ -81,14 +96,15 @@ class Job:
     val_source: BatchSource | None
     recorder: Recorder
     progress: Progress
-    save: Callable[[Progress], None]  # writes a checkpoint
+    save: Callable[[Progress], None]  # writes a checkpoint, of `finite_tensors`
     stop_reason: Callable[[], str | None]  # asked after every step
     total_steps: int
     peak_rate: float | None = None  # train.lr scaled for the number of ranks, where it is
     ranks: Parallel = field(default_factory=Alone)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
-    current: AnyBatch | None = None  # the batch of the step under way, for whoever must say what was in it
+    # from the last whose loss was read on: one of them broke what is found broken
+    unread: deque[UsedBatch] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
 
     @property
     def log_every(self) -> int:
@@ -136,23 +152,34 @@ def _steps_done(progress: Progress, config: Config) -> bool:
 
 
 def _save(job: Job) -> None:
-    """Only finite values become a checkpoint; those that are kept are always good to go back to."""
     with job.recorder.span("checkpoint"):
         job.ranks.settle(job.learner)
-        for name, value in job.learner.tensors().items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise NotFinite(
-                    f"{name} is not finite after step {job.progress.step}; this state was not saved, the checkpoint "
-                    "before it is kept. Lower train.lr, set train.clip_norm, or train.log_every=1 to stop sooner"
-                )
         job.save(job.progress)
+
+
+def finite_tensors(learner: Learner, step: int, keep: bool) -> dict[str, Tensor]:
+    """What a checkpoint holds, on the CPU, where it is to be kept. All ranks ask together.
+
+    Only finite values become a checkpoint; those that are kept are always good to go back to.
+    """
+    kept: dict[str, Tensor] = {}
+    for name, value in learner.each_tensor():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise NotFinite(
+                f"{name} is not finite after step {step}; this state was not saved, the checkpoint before it is kept. "
+                "Lower train.lr, set train.clip_norm, or train.log_every=1 to stop sooner"
+            )
+        if keep:
+            kept[name] = value.cpu()
+    return kept
 
 
 def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -> StepRecord | None:
     """One optimizer step on one batch; None where every sample of it is in quarantine."""
     learner, task, progress, span, ranks = job.learner, job.task, job.progress, job.recorder.span, job.ranks
     cpu_before = time.thread_time()
-    job.current, job.recorder.step = batch, progress.step + 1
+    job.recorder.step = progress.step + 1
+    job.unread.append(_used(batch, progress.step + 1))
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
         inputs = task.to_device(batch, learner.device.torch)
@@ -166,15 +193,18 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     else:  # the others have samples, and wait for this rank's part of the exchange
         with ranks.idle(learner.model):
             total_loss = _forward_backward(job, [(task.filler(inputs), 0.0)], told)
-    losses = None
+    clip_norm, losses = job.config.train.clip_norm, None
+    with span("optimizer"):
+        wanted = clip_norm is not None or (reads_loss and learner.precision.scaler is None)
+        norm = learner.precision.gradient_norm(learner.optimizer, learner.model.parameters(), wanted)
     if reads_loss:
         with job.recorder.device_wait():
-            losses = ranks.losses(total_loss.item())
+            seen = learner.precision.read(total_loss, norm)
+        losses = ranks.losses(seen.loss)
+        with span("optimizer"):
+            _verify(job, batch, losses.mean, seen)
     with span("optimizer"):
-        _verify(job, batch, None if losses is None else losses.mean)
-        learner.precision.step(
-            learner.optimizer, learner.model.parameters(), job.config.train.clip_norm, check_finite=reads_loss
-        )
+        learner.precision.step(learner.optimizer, learner.model.parameters(), clip_norm, norm)
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.ema is not None:
             learner.ema.update(learner.model)
@@ -182,10 +212,10 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     with span("other"):
         digest, loss_value = ids_digest(told.ids.numpy()), None if losses is None else losses.mean
         _advance(progress, told.samples, loss_value)
-        seen = () if losses is None else astuple(losses)[1:]
+        by_rank = () if losses is None else astuple(losses)[1:]
         return StepRecord(
             progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
-            time.perf_counter() - started, data_wait_seconds, time.time(), time.thread_time() - cpu_before, *seen,
+            time.perf_counter() - started, data_wait_seconds, time.time(), time.thread_time() - cpu_before, *by_rank,
         )  # fmt: skip
 
 
@@ -214,29 +244,46 @@ def _set_learning_rate(job: Job) -> float:
     return rate
 
 
-def _verify(job: Job, batch: AnyBatch, loss: float | None) -> None:
-    """Before the optimizer commits: a finite loss, and once per attempt a finite gradient for every parameter."""
-    if loss is not None and not math.isfinite(loss):
+def _used(batch: AnyBatch, step: int) -> UsedBatch:
+    ids = batch.sample_ids if batch.whole_ids is None else batch.whole_ids
+    return UsedBatch(step, batch.epoch, batch.index, ids.clone())  # a loader may use the batch's memory again
+
+
+def _verify(job: Job, batch: AnyBatch, loss: float, seen: Seen) -> None:
+    """Before the optimizer commits: a finite loss and gradient, and once per attempt a gradient for every parameter."""
+    at = f"at step {job.progress.step + 1} (epoch {batch.epoch}, batch {batch.index})"
+    if not math.isfinite(loss):
         raise NotFinite(
-            f"the loss is {loss} at step {job.progress.step + 1} (epoch {batch.epoch}, batch {batch.index}); "
+            f"the loss is {loss} {at}; "
             "the weights were not updated. Lower train.lr, set train.clip_norm, or look at bad_batch.json"
         )
-    if job.gradients_verified:
-        return
-    for name, parameter in job.learner.model.named_parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            raise RunFailed(f"parameter {name} received no gradient in the first step: it would never be trained")
-        if parameter.grad is not None and job.learner.precision.scaler is None and not parameter.grad.isfinite().all():
-            raise NotFinite(
-                f"the gradient of {name} is not finite in the first step; lower train.lr or look at the data"
-            )
-    job.gradients_verified = True
+    if seen.scale is not None and seen.scale < LEAST_SCALE:
+        raise NotFinite(f"fp16 gradients overflow even at a loss scale of {seen.scale:g}; use bf16 or a lower train.lr")
+    if seen.gradient_norm is not None and not math.isfinite(seen.gradient_norm):
+        raise NotFinite(
+            f"the norm of the gradient is {seen.gradient_norm} {at}, first in {_first_broken(job.learner)}; "
+            "the weights were not updated. Lower train.lr or look at bad_batch.json"
+        )
+    while len(job.unread) > 1:  # what this step makes of the weights is seen at the next read
+        job.unread.popleft()
+    if not job.gradients_verified:
+        for name, parameter in job.learner.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise RunFailed(f"parameter {name} received no gradient in the first step: it would never be trained")
+        job.gradients_verified = True
+
+
+def _first_broken(learner: Learner) -> str:
+    """The parameter, in the model's order, whose gradient is not finite."""
+    gradients = ((name, p.grad) for name, p in learner.model.named_parameters() if p.grad is not None)
+    return next((name for name, gradient in gradients if not gradient.isfinite().all()), "no parameter: only their sum")
 
 
 def _advance(progress: Progress, count: int, loss: float | None) -> None:
     progress.step += 1
     progress.batch_index += 1
     progress.samples_seen += count
+    progress.epoch_samples += count
     if loss is not None:
         progress.loss_sum += loss * count
         progress.loss_samples += count
@@ -258,11 +305,11 @@ def _end_epoch(job: Job) -> Iterator[Record]:
             metrics = evaluate(job)
         _judge(job, {**metrics, **({} if train_loss is None else {"train_loss": train_loss})})
     record = EpochRecord(
-        progress.epoch, progress.step, progress.loss_samples, train_loss, metrics, _rate(job), time.time()
+        progress.epoch, progress.step, progress.epoch_samples, train_loss, metrics, _rate(job), time.time()
     )
     if whole:
         progress.epoch, progress.batch_index = finished, 0
-        progress.loss_sum, progress.loss_samples = 0.0, 0
+        progress.epoch_samples, progress.loss_sum, progress.loss_samples = 0, 0.0, 0
     with job.recorder.span("other"):
         yield record
     if not last and job.stopped is None:

@@ -1,39 +1,49 @@
 """SGD, AdamW and LAMB by name, and their state as named tensors for checkpoints (no pickle)."""
 
-import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
+from flatout.config.schema import TrainConfig
 from flatout.engine.whole_tensors import like
 from flatout.errors import ConfigError
 
-_NAMES = ("sgd", "adamw", "lamb")
+_BETA1 = 0.9
 
 
-def build_optimizer(
-    model: nn.Module,
-    name: str,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    nesterov: bool = True,
-) -> Optimizer:
-    """`momentum` and `nesterov` are for sgd, `betas` for adamw and lamb. Move the model to its device first."""
-    groups = parameter_groups(model, weight_decay)
-    if name == "sgd":
-        return SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0)
-    if name == "adamw":
-        return AdamW(groups, lr=lr, betas=betas)
-    if name == "lamb":
-        return Lamb(groups, lr=lr, betas=betas)
-    close = difflib.get_close_matches(name, _NAMES, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"train.optimizer is {name!r}; it must be one of {', '.join(_NAMES)}{hint}")
+def optimizer_for(model: nn.Module, train: TrainConfig) -> "EagerOptimizer":
+    """What `train` asks for, for every mode: nobody else builds one. Move or shard the model first."""
+    groups, betas = parameter_groups(model, train.weight_decay), (_BETA1, train.beta2)
+    fused = True if _can_fuse(model) else None
+    if train.optimizer == "sgd":
+        return Sgd(groups, lr=train.lr, momentum=train.momentum, nesterov=train.momentum > 0, fused=fused)
+    if train.optimizer == "adamw":
+        return AdamW(groups, lr=train.lr, betas=betas, fused=fused)
+    return Lamb(groups, lr=train.lr, betas=betas)
+
+
+def _can_fuse(model: nn.Module) -> bool:
+    """One kernel for many parameters on CUDA; torch has none for the shards of FSDP in every optimizer.
+
+    In fp16 it is also what leaves out a step that overflowed without asking the host.
+    """
+    return all(each.device.type == "cuda" and not hasattr(each, "full_tensor") for each in model.parameters())
+
+
+def describe_optimizer(optimizer: "EagerOptimizer") -> dict[str, Any]:
+    """The settings it works with, group by group. Without `lr`: the schedule sets that at every step."""
+    groups = [
+        {
+            "parameters": sum(each.numel() for each in group["params"]),
+            **{name: value for name, value in group.items() if name not in ("params", "lr")},
+        }
+        for group in optimizer.param_groups
+    ]
+    return {"name": optimizer.kind, "groups": groups}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -48,12 +58,37 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-class Lamb(Optimizer):
+class EagerOptimizer(Optimizer):
+    """An optimizer whose own steps are never compiled.
+
+    torch wraps these methods to keep torch.compile out of them, and the wrapper's first call imports torch._dynamo: as
+    long as torch itself takes, in every process. What it wraps does the same without it.
+    """
+
+    kind: str  # as train.optimizer names it
+    state_names: frozenset[str]  # what it keeps for each parameter
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+
+
+class Sgd(EagerOptimizer, torch.optim.SGD):
+    kind, state_names = "sgd", frozenset({"momentum_buffer"})
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class AdamW(EagerOptimizer, torch.optim.AdamW):
+    kind, state_names = "adamw", frozenset({"step", "exp_avg", "exp_avg_sq"})
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Lamb(EagerOptimizer):
     """Adam whose step is scaled, tensor by tensor, to the size of the weights (You et al., 2020): for huge batches.
 
     Parameters without weight decay (norms, biases) take the plain Adam step: their norm says little about a good
     step size. The trust ratio stays on the device, so a step never waits for it.
     """
+
+    kind, state_names = "lamb", frozenset({"step", "exp_avg", "exp_avg_sq"})
 
     def __init__(
         self,
@@ -122,13 +157,6 @@ def _trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Tenso
     return list(torch.where(usable, sizes / lengths, 1.0).unbind())
 
 
-_STATE_NAMES: dict[type[Optimizer], frozenset[str]] = {
-    SGD: frozenset({"momentum_buffer"}),
-    AdamW: frozenset({"step", "exp_avg", "exp_avg_sq"}),
-    Lamb: frozenset({"step", "exp_avg", "exp_avg_sq"}),
-}
-
-
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as `momentum_buffer/layer1.0.conv1.weight`: named by parameter, whatever the groups.
 
@@ -143,14 +171,16 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     }
 
 
-def load_optimizer_tensors(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer_tensors(model: nn.Module, optimizer: EagerOptimizer, tensors: Mapping[str, Tensor]) -> None:
     """Replace the optimizer's state by copies of `tensors`; nothing changes if one of them does not fit."""
     parameters = dict(model.named_parameters())
     loaded: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         state_name, _, name = key.partition("/")
-        _check_fits(key, value, parameters.get(name), _STATE_NAMES[type(optimizer)])
-        loaded.setdefault(name, {})[state_name] = _placed(value, parameters[name], state_name)
+        _check_fits(key, value, parameters.get(name), optimizer.state_names)
+        loaded.setdefault(name, {})[state_name] = _placed(
+            value, parameters[name], state_name, bool(optimizer.defaults.get("fused"))
+        )
     optimizer.state.clear()
     for name, state in loaded.items():
         optimizer.state[parameters[name]] = state
@@ -172,8 +202,8 @@ def _check_fits(key: str, value: Tensor, parameter: Tensor | None, state_names: 
     )
 
 
-def _placed(value: Tensor, parameter: Tensor, state_name: str) -> Tensor:
-    if state_name == "step":
-        return value.detach().to("cpu", copy=True)
+def _placed(value: Tensor, parameter: Tensor, state_name: str, fused: bool) -> Tensor:
+    if state_name == "step":  # a fused kernel counts on the device
+        return value.detach().to(parameter.device if fused else "cpu", copy=True)
     # the parameter's device and memory format (channels_last): other strides would be correct but slow
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(like(parameter, value))

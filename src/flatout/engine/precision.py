@@ -1,30 +1,30 @@
 """fp32, bf16 or fp16 arithmetic around fp32 master weights."""
 
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from flatout.engine.whole_tensors import whole
-from flatout.errors import ConfigError, NotFinite
+from flatout.errors import ConfigError
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LEAST_SCALE = 1e-4  # below it every step overflows: the loss itself is broken, and skipping would go on for ever
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LEAST_SCALE = 1e-4  # below it every step overflows: the loss itself is broken, and skipping would go on for ever
 
 
 @dataclass(frozen=True)
-class StepOutcome:
-    """`applied` is False where fp16 overflowed and the step was skipped; `gradient_norm` is the norm before clipping,
-    on the device, or None where nobody asked for it."""
+class Seen:
+    """What a logged step reads of the device."""
 
-    applied: bool
-    gradient_norm: Tensor | None
+    loss: float
+    gradient_norm: float | None  # before clipping; None where nobody asked for it, and in fp16
+    scale: float | None  # of the loss, in fp16
 
 
 @dataclass(frozen=True)
@@ -39,35 +39,42 @@ class Precision:
         """Around forward and loss; backward needs none."""
         if self.name == "fp32":
             return nullcontext()
-        return torch.autocast(self.device_type, dtype=_DTYPES[self.name])
+        return torch.autocast(self.device_type, dtype=DTYPES[self.name])
 
     def backward(self, loss: Tensor) -> None:
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
 
+    def gradient_norm(self, optimizer: Optimizer, parameters: Iterable[Tensor], wanted: bool) -> Tensor | None:
+        """After backward: undo the scale; the gradients' norm, on the device, where it is asked for."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        return whole(get_total_norm([p.grad for p in parameters if p.grad is not None])) if wanted else None
+
+    def read(self, loss: Tensor, norm: Tensor | None) -> Seen:
+        """All that a logged step wants to know, for one wait."""
+        scale = None
+        if self.scaler is not None:  # it leaves out what overflowed: the norm of that says nothing
+            norm, scale = None, self.scaler._get_scale_async()  # get_scale() would wait once more
+        values = [value for value in (loss, norm, scale) if value is not None]
+        read = iter(torch.stack(values).tolist())
+        return Seen(next(read), *(None if value is None else next(read) for value in (norm, scale)))
+
     def step(
         self,
         optimizer: Optimizer,
-        parameters: Iterable[Tensor],
+        parameters: Iterable[Tensor] = (),
         clip_norm: float | None = None,
-        check_finite: bool = True,
-    ) -> StepOutcome:
-        """Unscale, clip, check, step. Raises NotFinite before the weights are touched.
-
-        The check waits for the device in fp32 and bf16; on an accelerator ask for it on logged steps only. In fp16 the
-        scaler looks at every step anyway and skips those that overflow.
-        """
-        parameters = list(parameters)
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
-        check_finite = check_finite and self.scaler is None
-        norm = _clip(parameters, clip_norm) if clip_norm is not None or check_finite else None
-        if check_finite and norm is not None and not math.isfinite(norm.item()):
-            raise NotFinite(f"the gradient's norm is {norm.item()}; lower train.lr or look at the loss of this batch")
+        norm: Tensor | None = None,
+    ) -> None:
+        """Clip by the norm that `gradient_norm` gave, and step; in fp16 the scaler leaves out what overflowed."""
+        if clip_norm is not None and norm is not None:
+            clip_grads_with_norm_(parameters, clip_norm, norm)
         if self.scaler is None:
             optimizer.step()
-            return StepOutcome(True, norm)
-        return StepOutcome(_scaled_step(self.scaler, optimizer), norm)
+            return
+        self.scaler.step(optimizer)
+        self.scaler.update()
 
     def scalars(self) -> dict[str, float | int]:
         """The scaler's state for a checkpoint, ready for JSON; empty without a scaler."""
@@ -79,27 +86,23 @@ class Precision:
             self.scaler.load_state_dict(dict(scalars))
 
 
+class Autocast(nn.Module):
+    """Enters autocast in the thread it is called in: those of DataParallel do not know its dtype."""
+
+    def __init__(self, inner: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.inner = inner
+        self.precision = precision
+
+    def forward(self, *inputs: Any) -> Any:
+        with self.precision.autocast():
+            return self.inner(*inputs)
+
+
 def build_precision(name: str, device_type: str) -> Precision:
     """`device_type` is torch's: cpu, cuda or mps."""
-    if name not in _DTYPES:
-        raise ConfigError(f"train.precision is {name!r}; it must be one of {', '.join(_DTYPES)}")
+    if name not in DTYPES:
+        raise ConfigError(f"train.precision is {name!r}; it must be one of {', '.join(DTYPES)}")
     if name == "fp16" and device_type != "cuda":
         raise ConfigError(f"train.precision is fp16, which needs a CUDA device, not {device_type}; use bf16 or fp32")
     return Precision(name, device_type, GradScaler(device_type) if name == "fp16" else None)
-
-
-def _clip(parameters: list[Tensor], clip_norm: float | None) -> Tensor:
-    norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    if clip_norm is not None:
-        clip_grads_with_norm_(parameters, clip_norm, norm)
-    return norm
-
-
-def _scaled_step(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    before = scaler.get_scale()
-    scaler.step(optimizer)
-    scaler.update()
-    after = scaler.get_scale()
-    if after < _LEAST_SCALE:
-        raise NotFinite(f"fp16 gradients overflow even at a loss scale of {after:g}; use bf16 or a lower train.lr")
-    return after >= before

@@ -63,7 +63,7 @@ def _step(task: Task, learner: Learner, inputs: object, rate: float, accumulate:
         total += float(loss.item())
     if math.isfinite(total):
         with torch.no_grad():
-            learner.precision.step(learner.optimizer, learner.model.parameters(), check_finite=False)
+            learner.precision.step(learner.optimizer)
     learner.optimizer.zero_grad(set_to_none=True)
     return total
 

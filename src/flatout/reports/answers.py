@@ -9,7 +9,10 @@ from flatout.units import format_bits_per_second, format_bytes, format_seconds, 
 
 _ON_DEVICE = ("copy", "forward", "backward", "communication", "optimizer")
 _SATURATED = 0.9  # of the link
-_WAITS = 0.1  # of the wall clock
+_WAITS = 0.1  # of the time after the start
+_NO_READING = " of the wall clock (utilisation is read from a GPU's driver, which was not there)"
+_SHOWN_CLASSES = 12
+_LONG_NAME = 40
 
 
 class Answer(NamedTuple):
@@ -28,12 +31,14 @@ def answers(details: Details) -> list[Answer]:
         "What did it cost?": cost,
         "How fast?": speed,
         "Where did the time go?": _compute,
+        "What took the start?": _start,
         "How long did loading take?": _loading,
         "Is the device used?": _device,
         "Was the network the limit?": _network,
         "Does step time follow the network?": _network_steps,
         "What is the learning rate?": _learning_rate,
         "How large is the data?": _data,
+        **({"Which classes?": _classes} if details.classes else {}),
         "What is in a checkpoint?": _checkpoint,
         "Estimate against actual epoch?": _estimate,
         "First epoch against the others?": _cold,
@@ -120,6 +125,16 @@ def _compute(details: Details) -> str:
     return f"{format_share(device, wall)} ({format_seconds(device)}) on {where}; {', '.join(words) or 'little else'}"
 
 
+def _start(details: Details) -> str:
+    """Of the last attempt, until its first batch was there."""
+    parts = _part(details, "time").get("startup_parts") or {}
+    if not parts:
+        return "n/a"
+    named = sorted(((seconds, name) for name, seconds in parts.items()), reverse=True)
+    words = [f"{name.replace('_', ' ')} {format_seconds(seconds)}" for seconds, name in named if seconds >= 0.01]
+    return f"{format_seconds(sum(parts.values()))} to the first batch: {', '.join(words)}"
+
+
 def _loading(details: Details) -> str:
     data, parts = _part(details, "data"), _part(details, "time").get("parts") or {}
     if data.get("fetch_seconds") is None:
@@ -144,8 +159,9 @@ def _shared(details: Details) -> str:
 def _device(details: Details) -> str:
     use, device = _part(details, "device_use"), _part(details, "device")
     name = f"{device.get('name') or 'n/a'} (emulated)" if is_emulated(details) else str(device.get("name") or "n/a")
-    shares = [(label, use.get(key)) for label, key in (("busy", "busy_fraction"), ("utilisation", "utilization_mean"))]
-    known = [f"{label} {100 * value:.0f} %" for label, value in shares if value is not None]
+    busy, utilization = use.get("busy_fraction"), use.get("utilization_mean")
+    known = [] if busy is None else [f"busy {100 * busy:.0f} %{_NO_READING * (utilization is None)}"]
+    known += [] if utilization is None else [f"utilisation {100 * utilization:.0f} %"]
     memory = use.get("memory_peak_bytes")
     holder = f" ({use['memory_peak_of']})" if use.get("memory_peak_of") else ""
     known += [f"memory peak {format_bytes(memory)}{holder}"] if memory is not None else []
@@ -166,12 +182,14 @@ def _network(details: Details) -> str:
     cap = found.get("link_cap_bits_per_second")  # measured between ranks: a round figure is a port's speed
     named = "" if cap is None else f", which is a {format_bits_per_second(cap)} port"
     use = f"{traffic} of a {format_bits_per_second(link)} link{named} ({format_share(peak, link)})"
-    parts, wall = time.get("parts") or {}, time.get("wall_seconds") or 0
+    parts = time.get("parts") or {}
     exchange = parts.get("communication") or 0
-    waits = (parts.get("data_wait") or 0) + exchange > _WAITS * wall
+    training = (time.get("wall_seconds") or 0) - (parts.get("startup") or 0)  # a slow start has used no link
+    waits = (parts.get("data_wait") or 0) + exchange > _WAITS * training
     full_seconds = 8 * max(sent or 0, received or 0) / link  # readings a second apart average short bursts away
-    if exchange > _WAITS * wall and full_seconds > exchange / 2:
-        return f"yes, very likely: {format_share(exchange, wall)} of the time ranks waited for their exchange; {use}"
+    if exchange > _WAITS * training and full_seconds > exchange / 2:
+        share = format_share(exchange, training)
+        return f"yes, very likely: {share} of the time after the start ranks waited for their exchange; {use}"
     if peak < _SATURATED * link:
         return f"no: {use}"
     return f"{'yes, very likely' if waits else 'no, though it was full at times: training hardly waited'}: {use}"
@@ -223,6 +241,14 @@ def _data(details: Details) -> str:
     train = (data.get("splits") or {}).get("train")
     of_these = f" (for training {train['samples']:,}, {format_bytes(train['bytes'])})" if train else ""
     return f"{data['samples_total']:,} {unit}, {size}{of_these}{read}, {bad:,} in quarantine"
+
+
+def _classes(details: Details) -> str:
+    names = [name if len(name) <= _LONG_NAME else f"{name[: _LONG_NAME - 1]}…" for name in details.classes]
+    if len(names) > _SHOWN_CLASSES:
+        names = [*names[: _SHOWN_CLASSES - 2], "…", names[-1]]
+    all_in = " (all in classes.json)" if len(names) < len(details.classes) else ""
+    return f"{len(details.classes):,}: {', '.join(names)}{all_in}"
 
 
 def _checkpoint(details: Details) -> str:

@@ -94,7 +94,7 @@ def _tiles(details: Details) -> Markup:
     found, speed = summary.get("accuracy") or {}, summary.get("throughput") or {}
     metric = metric_of((details.run.config.get("checkpoint") or {}).get("metric") or "top1")
     value = found.get(metric.name)
-    rate, use = speed.get("samples_per_second"), (summary.get("device_use") or {}).get("utilization_mean")
+    rate = speed.get("samples_per_second")
     emulated = "emulated" if is_emulated(details) else ""
     total = (summary.get("cost") or {}).get("total_usd")
     step = (speed.get("step_seconds") or {}).get("p50")
@@ -103,9 +103,18 @@ def _tiles(details: Details) -> Markup:
         ("wall clock", format_seconds(wall), f"{len(details.run.steps):,} steps"),
         ("samples/s", None if rate is None else f"{rate:,.0f}", emulated or f"median step {format_seconds(step)}"),
         ("waiting for data", format_share(parts.get("data_wait"), wall), "of the wall clock"),
-        ("device utilisation", None if use is None else f"{100 * use:.0f} %", emulated or _device_name(summary)),
+        (*_device_use(summary), emulated or _device_name(summary)),
         ("cost", format_usd(total), "" if total is not None else "no price set"),
     ])  # fmt: skip
+
+
+def _device_use(summary: dict[str, Any]) -> tuple[str, str | None]:
+    """What the driver of a GPU reads; elsewhere the share of the wall clock that training computed."""
+    use = summary.get("device_use") or {}
+    utilization, busy = use.get("utilization_mean"), use.get("busy_fraction")
+    if utilization is None and busy is not None:
+        return "device busy", f"{100 * busy:.0f} %"
+    return "device utilisation", None if utilization is None else f"{100 * utilization:.0f} %"
 
 
 def _best(found: dict[str, Any]) -> str:
@@ -168,6 +177,8 @@ def _files(details: Details) -> list[Markup]:
     sizes = [[name, format_bytes(size) if size else "link"] for name, size in details.checkpoints]
     content = [paragraph(Markup("Run directory: <code>{}</code>").format(shown(details.run.directory)))]
     content += [table(["checkpoint", "size"], sizes)]
+    if details.classes:
+        content += [folded(f"{len(details.classes):,} classes", table(["label", "class"], enumerate(details.classes)))]
     if details.quarantine:
         bad = [[row.get("name"), row.get("split"), row.get("reason")] for row in details.quarantine[:_MOST_QUARANTINED]]
         count = len(details.quarantine)

@@ -11,11 +11,14 @@ from flatout.units import format_seconds, format_usd
 
 def runs_table(runs: Sequence[Run]) -> Table:
     table = Table(box=None, header_style="dim")
-    for name in ("run", "status", "accuracy", "epochs", "samples/s", "wall", "cost"):
-        table.add_column(name, justify="left" if name in ("run", "status") else "right")
+    for name in ("directory", "name", "status"):
+        table.add_column(name, overflow="fold", no_wrap=name != "name")  # a directory in one piece, to be typed again
+    for name in ("accuracy", "epochs", "samples/s", "wall", "cost"):
+        table.add_column(name, justify="right")
     for run in runs:
         speed = run.summary.get("throughput", {}).get("samples_per_second")
         table.add_row(
+            Text(str(run.directory)),
             Text(run.name),
             Text(f"{run.status} (emulated)" if run.summary.get("device", {}).get("emulated") else run.status),
             _accuracy(run),

@@ -27,6 +27,7 @@ class Details:
     findings: list[dict[str, Any]]
     diagnosis: str | None  # the verdict of `flatout explain`
     checkpoints: list[tuple[str, int]]
+    classes: list[str]  # in the order of their labels
 
     @property
     def convergence(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def read_details(run: Run) -> Details:
     findings, verdict = _findings(run.directory / "findings.json")
     return Details(
         run, activity, accounts, read_table(run.directory / "system.csv"), read_table(directory.quarantine), findings,
-        verdict, checkpoint_files(directory.checkpoints),
+        verdict, checkpoint_files(directory.checkpoints), _classes(directory.classes),
     )  # fmt: skip
 
 
@@ -67,6 +68,15 @@ def checkpoint_files(folder: Path) -> list[tuple[str, int]]:
         for path in sorted(folder.iterdir())
         if path.suffix == ".safetensors" and path.exists()
     ]
+
+
+def _classes(path: Path) -> list[str]:
+    """None of them for translation, and for a file that cannot be read."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _findings(path: Path) -> tuple[list[dict[str, Any]], str | None]:

@@ -7,8 +7,9 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, AnyStr
 
@@ -21,6 +22,9 @@ STEP_COLUMNS = (
 EPOCH_COLUMNS = ("attempt", "epoch", "step", "samples", "train_loss", "learning_rate", "time_unix")
 QUARANTINE_COLUMNS = ("split", "sample_id", "name", "reason")
 
+CLASSES_FILE = "classes.json"
+"""The names of the classes in the order of their labels; not there where labels are not classes."""
+
 
 class RunDirectory:
     """Paths of one run, and the lock that keeps a second process out."""
@@ -32,7 +36,9 @@ class RunDirectory:
         self.steps = root / "steps.csv"
         self.epochs = root / "epochs.csv"
         self.system = root / "system.csv"
+        self.other_gpus = root / "system-ranks.csv"  # those of the other ranks
         self.quarantine = root / "quarantine.csv"
+        self.classes = root / CLASSES_FILE
         self.summary = root / "summary.json"
         self.cost = root / "cost.json"
         self.log = root / "log.txt"
@@ -85,7 +91,7 @@ class RunDirectory:
             with self._lock_path.open("r", encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
             return True
@@ -140,7 +146,7 @@ class Table:
             self._open(row)
         if new := [name for name in row if name not in self._columns]:
             self._widen(new)
-        self._write([_cell(row.get(name)) for name in self._columns])
+        self._write([cell(row.get(name)) for name in self._columns])
 
     def close(self) -> None:
         if self._file is not None:
@@ -194,6 +200,18 @@ def read_table(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text[: _whole_length(text, "\n", '"')], newline="")))
 
 
+def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """These cells (two at least) of every whole row, one row at a time: for a table too long to hold. Its cells hold
+    no line breaks."""
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(line for line in file if line.endswith("\n"))
+        header = next(rows, None)
+        if header is not None:
+            yield from map(itemgetter(*(header.index(name) for name in names)), rows)
+
+
 def _drop_torn_tail(path: Path) -> None:
     with suppress(FileNotFoundError), path.open("rb+") as file:
         data = file.read()
@@ -208,10 +226,11 @@ def _whole_length(data: AnyStr, newline: AnyStr, quote: AnyStr) -> int:
     return end
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> str:
+    """A value as a table holds it."""
     if isinstance(value, float):
         return repr(value)
-    return "" if value is None else value
+    return "" if value is None else str(value)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,24 +1,24 @@
 """From records to summary.json: pure, so that a dead run can be summed up as well as a finished one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 def throughput(step_seconds: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:
     """Over all steps that count; null where there are none."""
-    total = sum(step_seconds)
-    if not step_seconds or total <= 0:
-        return {"samples_per_second": None, "steps_per_second": None, "step_seconds": None}
     ordered = sorted(step_seconds)
+    return speed(len(ordered), sum(step_seconds), sum(samples), lambda share: quantile(ordered, share))
+
+
+def speed(count: int, seconds: float, samples: int, quantile: Callable[[float], float]) -> dict[str, Any]:
+    """The summary's section from sums; `quantile` is asked for the step time that a share of the steps stay below."""
+    if not count or seconds <= 0:
+        return {"samples_per_second": None, "steps_per_second": None, "step_seconds": None}
     return {
-        "samples_per_second": sum(samples) / total,
-        "steps_per_second": len(step_seconds) / total,
-        "step_seconds": {
-            "mean": total / len(step_seconds),
-            "p50": quantile(ordered, 0.5),
-            "p95": quantile(ordered, 0.95),
-        },
+        "samples_per_second": samples / seconds,
+        "steps_per_second": count / seconds,
+        "step_seconds": {"mean": seconds / count, "p50": quantile(0.5), "p95": quantile(0.95)},
     }
 
 

@@ -44,7 +44,7 @@ def open_shared_loader(
     )  # fmt: skip
 
     def open_local() -> Loader:
-        return open_loader(recipe, config, workers, device_kind=device_kind)
+        return open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
 
     remember = _rememberer(order_file if config.shared_start == "window" else None)
     pool = SharedPool(recipe, Terms(register, _connector(config), remember), open_local)

@@ -32,6 +32,7 @@ from flatout.errors import DataError
 
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
 _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
+_KIND = "image-slices"  # a service that knows only whole batches (kind "images") refuses it
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
 _SECONDS = 4  # of StageSeconds; the rest of it are counts
 _NUMBERS = struct.Struct("<QQ")
@@ -65,7 +66,7 @@ def describe(recipe: Recipe, config: DataConfig, split: str) -> dict[str, Any]:
         "cache": config.cache, "stage": config.stage,
     }  # fmt: skip
     return {
-        "kind": "images",
+        "kind": _KIND,
         "data": data,
         "split": split,
         "content": content_digest(recipe.split),
@@ -75,6 +76,10 @@ def describe(recipe: Recipe, config: DataConfig, split: str) -> dict[str, Any]:
         "batch_size": recipe.batch_size,
         "shuffle": recipe.shuffle,
         "raw_shape": None if recipe.raw_shape is None else list(recipe.raw_shape),
+        "rank": recipe.rank,
+        "world_size": recipe.world_size,
+        "whole_batches": recipe.whole_batches,
+        "min_batch": recipe.min_batch,
     }
 
 
@@ -121,7 +126,7 @@ class ImagePreparer:
 
 def open_preparer(spec: Mapping[str, Any]) -> Preparer:
     """Open the data that a spec names and make sure that it is the data that the spec means."""
-    if spec.get("kind") != "images":
+    if spec.get("kind") != _KIND:
         raise DataError(f"batches of kind {spec.get('kind')!r} cannot be made here; use the same version everywhere")
     data, values = spec["data"], dict(spec["view_values"])
     dataset = open_dataset(SimpleNamespace(**data))  # type: ignore[arg-type]
@@ -134,7 +139,11 @@ def open_preparer(spec: Mapping[str, Any]) -> Preparer:
     view = View(**{name: _tuples(value) for name, value in values.items()})
     split, _, _ = staged(split, data["stage"])
     raw_shape = None if spec["raw_shape"] is None else (int(spec["raw_shape"][0]), int(spec["raw_shape"][1]))
-    recipe = Recipe(split, view, spec["seed"], spec["batch_size"], spec["shuffle"], raw_shape)
+    recipe = Recipe(
+        split, view, spec["seed"], spec["batch_size"], spec["shuffle"], raw_shape,
+        rank=spec["rank"], world_size=spec["world_size"], whole_batches=spec["whole_batches"],
+        min_batch=spec["min_batch"],
+    )  # fmt: skip
     cache = choose_cache(data["cache"], recipe, "thread").store
     return ImagePreparer(recipe, cache, 4 if is_remote(split) else 1)
 
@@ -158,6 +167,14 @@ def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     arrays["counts"] = np.array(figures[_SECONDS:], np.int64)
     failures = [[each.sample_id, each.name, each.reason] for each in prepared.failures]
     return arrays, {"failures": failures, "work": [each[:2] for each in prepared.work]}
+
+
+def check_samples(prepared: Prepared, wanted: NDArray[np.int64]) -> None:
+    """A batch of other samples than this job's is a ValueError, whoever made it and whatever it is called."""
+    left_out = [each.sample_id for each in prepared.failures]
+    expected = wanted[~np.isin(wanted, left_out)] if left_out else wanted
+    if len(expected) + len(left_out) != len(wanted) or not np.array_equal(prepared.sample_ids, expected):
+        raise ValueError(f"the batch holds {len(prepared.sample_ids)} samples that are not the {len(wanted)} asked for")
 
 
 def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Prepared:

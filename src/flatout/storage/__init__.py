@@ -10,9 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 from flatout.errors import ConfigError, DataError
 from flatout.storage.mounts import is_fuse_mount
-from flatout.storage.protocol import Entry, Range, Store
+from flatout.storage.protocol import Checked, Entry, Range, Store
 
-__all__ = ["Entry", "Range", "Store", "is_fuse_mount", "open_store"]
+__all__ = ["Entry", "Range", "Store", "is_fuse_mount", "open_checked", "open_store"]
 
 _OBJECT_SCHEMES = ("s3", "gs", "az")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -36,12 +36,25 @@ def open_store(url: str, **options: Any) -> Store:
     return _open_path(unquote(urlsplit(url).path) if separator else os.path.expanduser(url))
 
 
+def open_checked(url: str, **options: Any) -> Store:
+    """The store, once it is sure that it is there, may be listed and holds something."""
+    store = open_store(url, **options)
+    if isinstance(store, Checked):
+        store.check()
+    return store
+
+
 def _open_object_store(url: str, options: dict[str, Any]) -> Store:
     from flatout.storage.client import parse_address
     from flatout.storage.connection import ReadOptions
     from flatout.storage.object_store import ObjectStore
 
     parse_address(url)
+    if url.endswith((".tar", *_COMPRESSED_TARS)):
+        raise DataError(
+            f"{url} is a tar in an object store, which cannot be read piece by piece; copy it here, or upload its "
+            "folder or a pack of it (flatout data pack)"
+        )
     own = {field.name for field in fields(ReadOptions)} & options.keys()
     reading = ReadOptions(**{name: options[name] for name in own})
     return ObjectStore(url, {name: value for name, value in options.items() if name not in own}, reading)

@@ -20,15 +20,44 @@ def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
     )
 
 
+class OpenFile:
+    """A file or folder, open for as long as anybody refers to it: who reads at an offset never meets another file of
+    the same number."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the last reader
+        if hasattr(self, "_fd"):
+            close(self._fd)
+
+
 @dataclass(eq=False)
 class FolderStore:
     """Regular files under `root`, through symbolic links, each folder once."""
 
     root: str
     url: str = field(init=False)
+    _opened: OpenFile | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.root
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}  # opened again in the other process
+
+    def folder(self) -> OpenFile:
+        """The root itself, for those who open files relative to it."""
+        if self._opened is None:
+            try:
+                self._opened = OpenFile(self.root)  # two threads may both open it: harmless
+            except OSError as error:
+                raise _as_storage_error(self.root, error) from None
+        return self._opened
 
     def entries(self) -> Iterator[Entry]:
         """Real folders first, then linked ones: what a link leads to a second time keeps its real name."""
@@ -65,21 +94,6 @@ class FolderStore:
             return _as_storage_error(what, error)
         finally:
             os.close(file)
-
-
-class OpenFile:
-    """Open for as long as anybody refers to it: who reads at an offset never meets another file of the same number."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the last reader
-        if hasattr(self, "_fd"):
-            close(self._fd)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from flatout.errors import ObjectMissing, StorageError, StoreUnreachable
+from flatout.errors import ObjectMissing, StorageError, StoreUnreachable, UserError
 from flatout.storage.answers import Place, Trouble, explain
 from flatout.storage.client import Address, Option, Timeouts, build_client
 from flatout.storage.listing import first_trouble
@@ -27,9 +27,13 @@ def check_store(address: Address, options: Mapping[str, Option], place: Place) -
             f"{place.url}: no answer from {place.endpoint} within {_TOTAL_SECONDS:.0f} s; "
             "check the endpoint and the network"
         )
+    except StorageError as refused:  # no client can be built from these options
+        error = refused
     finally:
         pool.shutdown(wait=False)
     if error is not None:
+        if not isinstance(error, StoreUnreachable):  # the address or the credentials, which the user gave
+            error.exit_code = UserError.exit_code
         raise error
 
 

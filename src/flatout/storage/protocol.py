@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flatout.errors import StorageError
 
@@ -42,3 +42,10 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A store that can say in one line what is wrong with its address or credentials."""
+
+    def check(self) -> None: ...

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flatout.data.vocabulary import BEGIN, END, PAD
 from flatout.tasks.models.transformer import Transformer
 
 NEVER = float("-inf")
+_LOOK_EVERY = 8  # tokens: asking a GPU whether all have ended waits for it, and a few tokens too many cost less
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,12 @@ def greedy(model: Transformer, source: Tensor, mask: Tensor | None, search: Sear
     tokens = torch.full((len(source),), BEGIN, device=source.device)
     ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
     written: list[Tensor] = []
-    for _ in range(search.limit(source.shape[1])):
+    limit = search.limit(source.shape[1])
+    for length in range(1, limit + 1):
         tokens = _allowed(model.step(memory, tokens)).argmax(dim=1).masked_fill(ended, PAD)
         written.append(tokens)
         ended |= tokens == END
-        if bool(ended.all()):
+        if _looks(length, source.device) and bool(ended.all()):
             break
     return [_without_padding(row) for row in torch.stack(written, dim=1).tolist()] if written else []
 
@@ -61,9 +64,9 @@ def beam(model: Transformer, source: Tensor, mask: Tensor | None, search: Search
     totals[:, 0] = 0.0  # all rows of a sentence are equal at first: only one may grow
     written = torch.empty((sentences * width, 0), dtype=torch.long, device=device)
     best_scores = torch.full((sentences,), NEVER, device=device)
-    best: list[list[int]] = [[] for _ in range(sentences)]
     first_rows = torch.arange(sentences, device=device)[:, None] * width
     limit = search.limit(source.shape[1])
+    best = torch.full((sentences, limit), PAD, device=device)
     for length in range(1, limit + 1):
         log_probabilities = _allowed(model.step(memory, tokens)).float().log_softmax(dim=1)
         if length == limit:
@@ -73,26 +76,32 @@ def beam(model: Transformer, source: Tensor, mask: Tensor | None, search: Search
         scores, places = candidates.topk(2 * width, dim=1)
         rows, words = first_rows + places // log_probabilities.shape[1], places % log_probabilities.shape[1]
         ends = words == END
-        _keep_finished(scores / search.penalty(length), rows, ends, written, best_scores, best)
+        best_scores, best = _better(scores / search.penalty(length), rows, ends, written, best_scores, best)
         totals, order = scores.masked_fill(ends, NEVER).topk(width, dim=1)
         chosen = rows.gather(1, order).flatten()
         tokens = words.gather(1, order).flatten()
         written = torch.cat([written[chosen], tokens[:, None]], dim=1)
         memory.select(chosen)
         # a log-probability only falls, and the penalty only grows up to the limit
-        if bool((best_scores >= totals[:, 0] / search.penalty(limit)).all()):
+        if _looks(length, device) and bool((best_scores >= totals[:, 0] / search.penalty(limit)).all()):
             break
-    return best
+    return [_without_padding(row) for row in best.tolist()]
 
 
-def _keep_finished(
-    scores: Tensor, rows: Tensor, ends: Tensor, written: Tensor, best_scores: Tensor, best: list[list[int]]
-) -> None:
-    """Remember the best hypothesis that ended here, where it beats those that ended before."""
+def _better(
+    scores: Tensor, rows: Tensor, ends: Tensor, written: Tensor, best_scores: Tensor, best: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The best hypothesis that ended here where it beats those that ended before; nothing of it leaves the device."""
     scores, places = scores.masked_fill(~ends, NEVER).max(dim=1)
-    for sentence in torch.nonzero(scores > best_scores).flatten().tolist():
-        best_scores[sentence] = scores[sentence]
-        best[sentence] = written[rows[sentence, places[sentence]]].tolist()
+    ended = written[rows.gather(1, places[:, None])[:, 0]]
+    padded = F.pad(ended, (0, best.shape[1] - ended.shape[1]), value=PAD)
+    beats = scores > best_scores
+    return torch.where(beats, scores, best_scores), torch.where(beats[:, None], padded, best)
+
+
+def _looks(length: int, device: torch.device) -> bool:
+    """Whether to ask now if all have ended. What is found after that changes nothing."""
+    return device.type == "cpu" or length % _LOOK_EVERY == 0
 
 
 def _allowed(logits: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class TextInputs:
     mask: Tensor | None
     target: Tensor
     references: list[str]
+    row_tokens: list[int]  # how many each row has to predict: counted before the copy, so that nobody asks the device
 
 
 class Translation:
@@ -49,26 +50,28 @@ class Translation:
     def to_device(self, batch: TextBatch, device: torch.device) -> TextInputs:
         source, target = (tensor.to(device, non_blocking=True) for tensor in (batch.source, batch.target))
         mask = None if batch.mask is None else batch.mask.to(device, non_blocking=True)
-        return TextInputs(source, mask, target, batch.references)
+        return TextInputs(source, mask, target, batch.references, predicted_tokens(batch.target))
 
     def weight(self, inputs: TextInputs) -> float:
-        return float(_predicted(inputs.target).sum().item())
+        return float(sum(inputs.row_tokens))
 
     def filler(self, inputs: TextInputs) -> TextInputs:
         source, target = (torch.tensor([ids], device=inputs.source.device) for ids in ([END], [BEGIN, END]))
-        return TextInputs(source, None, target, [])
+        return TextInputs(source, None, target, [], [1])
 
     def parts(self, inputs: TextInputs, count: int) -> list[tuple[TextInputs, float]]:
         """Each part weighs as many tokens as it predicts, as it would within the whole batch."""
-        rows = len(inputs.source)
+        rows, weights = len(inputs.source), inputs.row_tokens
         if count == 1:
             return [(inputs, 1.0)]
-        weights = _predicted(inputs.target).sum(dim=1).tolist()
         pieces = []
         for low, high in pairwise(rows * part // count for part in range(count + 1)):
             if high > low:
                 mask = None if inputs.mask is None else inputs.mask[low:high]
-                piece = TextInputs(inputs.source[low:high], mask, inputs.target[low:high], inputs.references[low:high])
+                piece = TextInputs(
+                    inputs.source[low:high], mask, inputs.target[low:high], inputs.references[low:high],
+                    weights[low:high],
+                )  # fmt: skip
                 pieces.append((piece, sum(weights[low:high]) / sum(weights)))
         return pieces
 
@@ -97,5 +100,7 @@ class Translation:
         return {"bleu": bleu(sums), "val_loss": sums["loss"] / max(1.0, sums["tokens"])}
 
 
-def _predicted(target: Tensor) -> Tensor:
-    return target[:, 1:] != PAD
+def predicted_tokens(target: Tensor) -> list[int]:
+    """Of each row of a target on the host: all but BEGIN and padding."""
+    counts: list[int] = (target[:, 1:] != PAD).sum(dim=1).tolist()
+    return counts

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
-import psutil
+from flatout.timeline.startup import process_age_seconds
 
 PARTS = (
     "startup", "data_wait", "copy", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
@@ -60,7 +60,7 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder._leave()
+        self._recorder._leave(failed=kind is not None)
 
 
 class Recorder:
@@ -87,7 +87,7 @@ class Recorder:
     def open(self, started: float | None = None) -> "Recorder":
         """Start the ledger at the start of the process, so that interpreter and imports are counted as startup; or at
         `started` (of time.perf_counter) where the process did other things before."""
-        age_seconds = time.time() - psutil.Process().create_time() if started is None else time.perf_counter() - started
+        age_seconds = process_age_seconds() if started is None else time.perf_counter() - started
         age_seconds = max(0.0, age_seconds)
         self._origin = self._mark = time.perf_counter() - age_seconds
         if self._path is not None:
@@ -164,7 +164,8 @@ class Recorder:
         self._stack.append((name, now))
         self._inner.append(0.0)
 
-    def _leave(self) -> None:
+    def _leave(self, failed: bool = False) -> None:
+        """`failed`: an error is on its way. The device may be what failed, and asking it would hide the cause."""
         now = time.perf_counter()
         self._charge(now)
         name, start = self._stack.pop()
@@ -172,20 +173,23 @@ class Recorder:
         own = seconds - self._inner.pop()
         self._inner[-1] += seconds
         if name == "device_wait":
-            self._split_wait(start, own)
+            self._split_wait(start, own, {} if failed else self._device_shares())
         else:
             self._note(name, start, seconds, own)
-            if self.device_clock is not None and name in _ON_DEVICE:
+            if self.device_clock is not None and name in _ON_DEVICE and not failed:
                 self.device_clock.mark(name)
         if now - self._flushed > _FLUSH_SECONDS:
             self.flush()
             self._flushed = now
 
-    def _split_wait(self, start: float, seconds: float) -> None:
+    def _device_shares(self) -> Mapping[str, float]:
         assert self.device_clock is not None
         shares = self.device_clock.shares()
         for name, device_seconds in shares.items():
             self.device_seconds[name] = self.device_seconds.get(name, 0.0) + device_seconds
+        return shares
+
+    def _split_wait(self, start: float, seconds: float, shares: Mapping[str, float]) -> None:
         busy = {name: value for name, value in shares.items() if name != "idle"} or {"optimizer": 1.0}
         total = sum(busy.values()) or 1.0
         self._totals["device_wait"] -= seconds

@@ -190,6 +190,19 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         disk_arena(tmp_path / "file" / "arena", 8, 100)
 
 
+def test_what_a_killed_process_was_writing_is_written_again(tmp_path: Path) -> None:
+    arena = disk_arena(tmp_path, 4, 1000)
+    assert arena.put(0, pixels(0))
+    arena.shared[1][2, 0] = -1  # claimed, as by native/arena.c, and never finished
+    assert got(arena, 2) is None
+    assert not arena.put(2, pixels(2))
+    arena.close()
+    again = disk_arena(tmp_path, 4, 1000)
+    assert np.array_equal(got(again, 0), pixels(0))
+    assert again.put(2, pixels(2))
+    assert np.array_equal(got(again, 2), pixels(2))
+
+
 def test_no_bytes_at_all_is_a_cache_that_holds_nothing(make_arena: Callable[[int, int], Arena]) -> None:
     arena = make_arena(2, 0)
     assert not arena.put(0, pixels(0, 1, 1))

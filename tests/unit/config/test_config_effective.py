@@ -40,8 +40,6 @@ def test_the_given_recipe_is_not_changed() -> None:
 
 
 UNUSED = [
-    ({"emulated": {"base_seconds": 1}}, "emulated.base_seconds", "device is emulated"),
-    ({"device": "cpu", "emulated": {"seconds_per_sample": 1}}, "emulated.seconds_per_sample", "device is emulated"),
     ({"train": {"optimizer": "adamw", "momentum": 0.5}}, "train.momentum", "train.optimizer is sgd"),
     ({"train": {"milestones": [0.1]}}, "train.milestones", "train.schedule is step"),
     ({"train": {"gamma": 0.5}}, "train.gamma", "train.schedule is step"),
@@ -59,6 +57,13 @@ def test_a_key_that_nothing_uses_is_an_error(recipe: dict[str, Any], key: str, w
         load_config(recipe)
     assert str(caught.value).startswith(f"{key} is ")
     assert f"nothing uses it: it takes effect only when {when}" in str(caught.value)
+
+
+def test_how_to_emulate_may_stay_in_the_recipe_of_another_device_but_is_not_set_for_it() -> None:
+    recipe = {"device": "emulated", "emulated": {"base_seconds": 1}}
+    assert load_config(recipe, {"device": "auto"}).config.device == "auto"
+    with pytest.raises(ConfigError, match="only when device is emulated"):
+        load_config(recipe, {"device": "cpu", "emulated.base_seconds": 2})
 
 
 @pytest.mark.parametrize(

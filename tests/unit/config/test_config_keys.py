@@ -32,6 +32,11 @@ def refused(recipe: dict[str, Any], overrides: dict[str, Any] | None = None) -> 
         ({"batch_size": 3}, "unknown key batch_size; did you mean data.batch_size?"),
         ({"data": {"epochs": 3}}, "unknown key data.epochs; did you mean train.epochs?"),
         ({"validate_": {}}, "unknown key validate_; did you mean validate?"),
+        (
+            {"model": {"pretrained": True}},
+            "unknown key model.pretrained: weights are not downloaded yet; to start from",
+        ),
+        ({"train": {"freeze": "layer1"}}, "unknown key train.freeze: freezing layers is not supported yet"),
         ({"frobnicate": 1}, "unknown key frobnicate; known keys here: name, task, device"),
         ({"data": {"zzz": 1}}, "unknown key data.zzz; known keys here: path, view, eval_view"),
     ],

@@ -222,10 +222,48 @@ def test_an_empty_class_is_named(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("files", [{}, {"readme.txt": b"x"}, {"train/1.jpg": b"x"}])
-def test_a_folder_without_samples_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
-    with pytest.raises(DataError, match=r"expected train/<class>/<image> or <class>/<image>"):
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], "found nothing"),
+        (["readme.txt"], "found 1 file (1 .txt), such as 'readme.txt'"),
+        (["train/1.jpg", "train/2.jpg"], "found 2 files (2 .jpg), such as 'train/1.jpg'"),
+        (["data/0.parquet"], "found 1 file (1 .parquet), such as 'data/0.parquet'"),
+        (["train/data/0.parquet"], "found 1 file (1 .parquet), such as 'train/data/0.parquet'"),
+        (["runs/mine/lock"], "found nothing"),
+    ],
+)
+def test_a_folder_without_samples_is_refused_with_what_is_in_it(tmp_path: Path, names: list[str], found: str) -> None:
+    with pytest.raises(DataError, match=r"expected train/<class>/<image> with val/<class>/<image>") as caught:
+        opened(write_files(tmp_path, dict.fromkeys(names, b"x")))
+    assert found in str(caught.value)
+
+
+def test_a_table_beside_the_only_folder_of_images_is_named(tmp_path: Path) -> None:
+    files = {"labels.csv": b"x", **{f"images/{number}.jpg": b"x" for number in range(9)}}
+    with pytest.raises(DataError, match=r"holds 'labels\.csv' and one folder of images, 'images': labels are not read"):
         opened(write_files(tmp_path, files))
+
+
+def test_a_validation_split_without_class_folders_is_named(tmp_path: Path) -> None:
+    files = {name: data for name, data in PLAIN.items() if name.startswith("train/")}
+    flat = {f"val/ILSVRC2012_val_{number:08d}.JPEG": b"x" for number in (1, 2)}
+    with pytest.raises(DataError, match=r"val/ of .* has no folder per class: it holds 2 files \(2 \.JPEG\), such as"):
+        opened(write_files(tmp_path, files | flat))
+
+
+def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"class 'cow' in .* has no images: it holds 'train/cow/list\.txt'"):
+        opened(write_files(tmp_path, {**PLAIN, "train/cow/list.txt": b"x", "val/cow/list.txt": b"x"}))
+
+
+def test_runs_inside_the_data_folder_are_no_class(tmp_path: Path) -> None:
+    files = {f"{label}/{number}.jpg": b"x" for label in ("cat", "dog") for number in range(20)}
+    plain = opened(write_files(tmp_path / "plain", files))
+    within = write_files(tmp_path / "within", {**files, "runs/a/lock": b"1", "runs/a/steps.csv": b"x"})
+    dataset = opened(within)
+    assert (dataset.classes, dataset.fingerprint) == (plain.classes, plain.fingerprint)
+    assert dataset.notes[0] == f"runs/ in {within} holds no images and is no class"
 
 
 def test_a_path_that_is_not_set_or_not_there(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 from epochs import BAD, SAMPLES, expected, fingerprint, kept, loader_of, make_recipe
 
 from flatout.data.dataset import Split
-from flatout.data.loader import Loader, choose_workers, workers_for
+from flatout.data.loader import Loader, choose_workers
 from flatout.data.pools import Buffers, InlinePool, Key, ThreadPool
 from flatout.data.prepare import Recipe
+from flatout.data.worker_count import workers_for
 from flatout.errors import TooManyQuarantined
 
 
@@ -172,7 +173,7 @@ def test_too_many_unusable_samples_end_the_run(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize(
     ("cores", "device", "waits", "workers"),
-    [(8, "cuda", 0.2, 7), (8, "cpu", 0.2, 1), (1, "cuda", 0.0, 1), (4, "cuda", 3.0, 12), (2, "cpu", 3.0, 4), (64, "cuda", 9.0, 16)],
+    [(8, "cuda", 0.2, 8), (8, "cpu", 0.2, 1), (1, "cuda", 0.0, 1), (3, "cuda", 3.0, 12), (2, "cpu", 3.0, 4), (64, "cuda", 9.0, 16)],
 )  # fmt: skip
 def test_auto_takes_more_workers_where_they_mostly_wait(cores: int, device: str, waits: float, workers: int) -> None:
     assert workers_for(cores, device, waits) == workers
@@ -202,10 +203,10 @@ def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkey
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + (1000.0 if calls[0] else 0.0))
     monkeypatch.setattr(Split, "locate", slow_at_first)
-    assert choose_workers("auto", "cuda", recipe) == 2
+    assert choose_workers("auto", "cuda", recipe) == 3
     assert calls[0] > 1
 
 
 def test_auto_measures_samples_on_a_rank_of_many_too(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
-    assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)) == 2
+    assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)) == 3

@@ -311,6 +311,178 @@ def test_times_and_bytes_read(tmp_path: Path) -> None:
     assert decoded[3] == 0, "pixels from a cache were read when they were decoded"
 
 
+# --- folders -----------------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_folder_are_opened_by_their_names_in_it(tmp_path: Path) -> None:
+    files = [encode(picture(70, 50, seed)) for seed in range(3)]
+    for number, data in enumerate(files):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        (tmp_path / "sub" / f"{number}.jpg").write_bytes(data)
+    os.mkfifo(tmp_path / "fifo")
+    named = ["sub/0.jpg", "sub/1.jpg", "sub/2.jpg", "sub", "gone", "fifo"]
+    names = b"".join(os.fsencode(name) + b"\0" for name in named)
+    offsets = np.array([names.index(os.fsencode(name) + b"\0") for name in named])
+    offsets[3] = names.index(b"sub\0")
+    # as listed; since grown; since shrunk
+    lengths = np.array([len(files[0]), len(files[1]) - 5, len(files[2]) + 5, 10, 10, 10])
+    out, status = np.zeros((6, 3, 40, 40), np.uint8), np.full(6, 99, np.int32)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        sources = ([(folder, names)], np.zeros(6, np.int32), offsets, lengths)
+        _native.load_slice(sources, None, np.array([centre()] * 6), 40, 0, out, status)
+        assert status.tolist() == [0, 0, 0, -errno.EISDIR, -errno.ENOENT, NOT_FOR_ME]
+        assert np.array_equal(out[:3], load(files, [centre()] * 3, 40)[0])
+        for wrong in (len(names), 10**15):
+            offsets[0] = wrong
+            with pytest.raises(ValueError, match="extent 0 is no name"):
+                _native.load_slice(sources, None, np.array([centre()] * 6), 40, 0, out, status)
+        sources = ([(folder, b"no end")], np.zeros(1, np.int32), np.zeros(1, np.int64), lengths[:1])
+        with pytest.raises(ValueError, match="extent 0 is no name"):
+            _native.load_slice(sources, None, np.array([centre()]), 40, 0, out[:1], status[:1])
+    finally:
+        os.close(folder)
+
+
+# --- an arena ----------------------------------------------------------------------------------------------------
+
+
+def make_arena(
+    rows: int, capacity: int, file: object = None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], object]:
+    return np.zeros(capacity, np.uint8), np.zeros((rows, 2), np.int64), np.zeros(1, np.int64), file
+
+
+def kept_picture(arena: tuple, row: int) -> NDArray[np.uint8] | None:  # type: ignore[type-arg]
+    pixels, index, _, _ = arena
+    end, (height, width) = index[row][0], index[row : row + 1].view(np.int32)[0, 2:]
+    return pixels[end - 3 * height * width : end].reshape(height, width, 3) if end > 0 else None
+
+
+def load_and_keep(
+    sources: list[object], rows: list[Row], size: int, arena: object, arena_rows: list[int]
+) -> tuple[NDArray[np.uint8], list[int]]:
+    out, status = np.full((len(sources), 3, size, size), 77, np.uint8), np.full(len(sources), 99, np.int32)
+    keep = (arena, np.array(arena_rows, np.int64))
+    _native.load_slice(sources, None, np.stack(rows), size, 0, out, status, keep)
+    return out, status.tolist()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_kept_pictures_are_whole_and_crops_are_what_they_would_have_been(tmp_path: Path, on_disk: bool) -> None:
+    kinds = [{}, {"subsampling": "444"}, {"subsampling": "grey"}, {"progressive": True}, {"restart_marker_rows": 1}]
+    files: list[object] = [encode(picture(90 + 13 * i, 140 - 9 * i, i), **kind) for i, kind in enumerate(kinds)]
+    rng = random.Random(5)
+    rows = [random_row(rng, 48) for _ in files]
+    arena = make_arena(9, 10**6)
+    if on_disk:
+        (tmp_path / "pixels").write_bytes(bytes(10**6))
+        arena = (np.memmap(tmp_path / "pixels", np.uint8, "r+"), *arena[1:3], os.open(tmp_path / "pixels", os.O_RDWR))
+    expected, _ = load(files, rows, 48)
+    for _ in range(2):  # the second time they are there already
+        out, status = load_and_keep(files, rows, 48, arena, [8, 3, 5, -1, 0])
+        assert status == [0] * 5
+        assert np.array_equal(out, expected)
+        for row, data in zip([8, 3, 5, 0], [files[i] for i in (0, 1, 2, 4)], strict=True):
+            assert isinstance(data, bytes)
+            assert np.array_equal(kept_picture(arena, row), np.asarray(decode(data)))
+        assert [row for row in range(9) if kept_picture(arena, row) is not None] == [0, 3, 5, 8]
+        assert arena[2][0] == sum(kept_picture(arena, row).size for row in (0, 3, 5, 8))  # type: ignore[union-attr]
+
+
+def test_what_finds_no_room_is_only_cropped() -> None:
+    files: list[object] = [encode(picture(40, 30, seed)) for seed in range(4)]
+    arena = make_arena(4, 2 * 3 * 40 * 30 + 100)
+    out, status = load_and_keep(files, [centre()] * 4, 24, arena, [0, 1, 2, 3])
+    assert status == [0] * 4
+    assert np.array_equal(out, load(files, [centre()] * 4, 24)[0])
+    assert [kept_picture(arena, row) is not None for row in range(4)] == [True, True, False, False]
+    assert arena[1][2:].tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_picture_that_is_damaged_below_the_crop_is_cropped_and_not_kept() -> None:
+    """The crop of the uncached path: it never sees the damage. A larger one is left to Pillow, with and without."""
+    data = bytearray(encode(picture(200, 200, 3), restart_marker_rows=1))
+    at = data.rindex(b"\xff\xd5")  # of one of the last rows: its data becomes another marker's
+    data[at + 1] = 0xD0
+    upper = np.zeros(COLUMNS)
+    upper[[0, 2, 3]] = 1, 0.5, 0.0
+    upper[6:26] = 0.2
+    plain, plain_status = load([bytes(data)] * 2, [upper, centre()], 32)
+    arena = make_arena(2, 10**6)
+    out, status = load_and_keep([bytes(data)] * 2, [upper, centre()], 32, arena, [0, 1])
+    assert status == plain_status == [0, NOT_FOR_ME]
+    assert np.array_equal(out[0], plain[0])
+    assert (arena[1].tolist(), arena[2].tolist()) == ([[0, 0], [0, 0]], [0])
+
+
+def test_a_full_disk_costs_the_picture_nothing(tmp_path: Path) -> None:
+    (tmp_path / "pixels").write_bytes(bytes(10**5))
+    arena = (*make_arena(1, 10**5)[:3], os.open(tmp_path / "pixels", os.O_RDONLY))  # refuses to be written
+    data: list[object] = [encode(picture(40, 30, 0))]
+    out, status = load_and_keep(data, [centre()], 24, arena, [0])
+    assert status == [0]
+    assert np.array_equal(out, load(data, [centre()], 24)[0])
+    assert (arena[1].tolist(), arena[2].tolist()) == ([[0, 0]], [0])
+    assert not _native.keep(arena, 0, np.zeros((3, 4, 3), np.uint8))
+
+
+def test_threads_fill_an_arena_without_a_gap_or_a_picture_twice() -> None:
+    files: list[object] = [encode(picture(30 + i % 5, 40, i)) for i in range(60)]
+    wanted, _ = load(files, [centre()] * 60, 24)
+    arena = make_arena(60, sum(decode(data).width * 40 * 3 for data in files))  # type: ignore[arg-type]
+    wrong: list[int] = []
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(60).tolist()
+        start.wait()
+        out, _ = load_and_keep([files[i] for i in order], [centre()] * 60, 24, arena, order)
+        wrong.extend(row for slot, row in enumerate(order) if not np.array_equal(out[slot], wanted[row]))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert arena[2][0] == len(arena[0])
+    for row, data in enumerate(files):
+        assert np.array_equal(kept_picture(arena, row), np.asarray(decode(data)))  # type: ignore[arg-type]
+
+
+def test_pixels_are_kept_once() -> None:
+    arena = make_arena(3, 100)
+    first, second = np.arange(36, dtype=np.uint8).reshape(3, 4, 3), np.full((2, 2, 3), 9, np.uint8)
+    assert _native.keep(arena, 2, first)
+    assert not _native.keep(arena, 2, second)
+    assert not _native.keep(arena, 3, second)
+    assert not _native.keep(arena, -1, second)
+    assert not _native.keep(arena, 1, np.zeros((5, 5, 3), np.uint8))
+    assert np.array_equal(kept_picture(arena, 2), first)
+    for wrong in (np.zeros((3, 4), np.uint8), np.zeros((3, 4, 4), np.uint8)):
+        with pytest.raises(ValueError, match="shape"):
+            _native.keep(arena, 0, wrong)
+
+
+def test_bad_arenas_are_named() -> None:
+    good, data = make_arena(1, 100), encode(picture(9, 9, 0))
+    for arena, rows, error in [
+        (good[:3], [0], TypeError),
+        (None, [0], TypeError),
+        ((good[0].astype(np.int16), *good[1:]), [0], TypeError),
+        ((good[0], good[1].astype(np.int32), *good[2:]), [0], TypeError),
+        ((*good[:2], np.zeros(2, np.int64), None), [0], ValueError),
+        ((*good[:3], "no file"), [0], TypeError),
+        (good, [0, 1], ValueError),
+    ]:
+        with pytest.raises(error):
+            load_and_keep([data], [centre()], 8, arena, rows)
+    bad_used = (*good[:2], np.array([-5]), None)
+    assert load_and_keep([data], [centre()], 8, bad_used, [0])[1] == [0]
+    assert kept_picture(bad_used, 0) is None
+
+
 def test_floats_are_the_normalised_bytes() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (5, 3, 33, 33), np.uint8)
     scale = np.array([0.1, 0.2, 0.3, -1, 0, 7], np.float32)
@@ -500,6 +672,6 @@ def test_header_size() -> None:
     assert _native.jpeg_size(encode(IMAGE, "grey")) == (70, 50, 1)
     assert _native.jpeg_size(PLAIN[:-2]) == (70, 50, 3)
     assert _native.jpeg_size(b"\x89PNG") is None
-    assert _native.ABI == 3
+    assert _native.ABI == 5
     assert _native.LIBJPEG_VERSION[0].isdigit()
     assert _native.MAX_PIXELS == 2**26

@@ -47,6 +47,15 @@ def test_an_open_file_is_closed_with_its_last_reader(tmp_path: Path) -> None:
         os.fstat(fd)
 
 
+def test_files_of_a_folder_have_no_object_each_and_pickle(tmp_path: Path) -> None:
+    recipe = recipe_of(write_files(tmp_path / "data", {**FILES, "train/a/\udcff\u00e9.jpg": jpeg(7)}))
+    before = expected(recipe, 0)
+    sources = recipe.split.locate(np.arange(len(recipe.split)))
+    assert isinstance(sources, Extents)
+    assert [os.path.relpath(str(path), tmp_path / "data") for path in sources] == list(recipe.split.names)
+    assert expected(pickle.loads(pickle.dumps(recipe)), 0) == before
+
+
 def test_a_tar_that_is_moved_is_still_read_and_pickles(tmp_path: Path) -> None:
     recipe = tar_recipe(tmp_path / "data.tar")
     before = expected(recipe, 0)

@@ -12,6 +12,7 @@ from flatout.config.schema import DataConfig
 from flatout.data import budgets, tiers
 from flatout.data import loader as loader_module
 from flatout.data.dataset import Split
+from flatout.data.decode import Undecodable, decode_pixels
 from flatout.data.loader import open_loader
 from flatout.data.pack_writer import PackOptions, write_pack
 from flatout.data.prepare import Recipe, prepare
@@ -99,8 +100,8 @@ def test_images_of_several_sizes_get_a_margin(tmp_path: Path, monkeypatch: pytes
     stored = 0
     for data in mixed.read(np.arange(20)):
         try:
-            stored += tiers.decode_pixels(data).nbytes
-        except tiers.Undecodable:
+            stored += decode_pixels(data).nbytes
+        except Undecodable:
             continue
     assert stored < chosen.store.arena.capacity_bytes < 1.3 * stored
 

@@ -1,7 +1,7 @@
 """Every rule with a run that must be found and one, a little different, that must not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from constructed import signals, steps
@@ -346,3 +346,15 @@ def test_gains_are_intervals_around_their_value(name: str) -> None:
     assert found is not None
     if found.gain is not None:
         assert 1 <= found.gain.low <= found.gain.value <= found.gain.high
+
+
+def test_a_batch_that_fits_leaves_room_for_what_is_no_tensor() -> None:
+    """A 16 GB card: the context, NCCL and fragmentation are taken off before a batch is proposed."""
+    alone = signals(batch_size=256, device_memory_peak_bytes=8e9, device_memory_total_bytes=16e9)
+    proposed = [
+        memory_headroom.find(replace(alone, ranks=ranks)).fix.changes["data.batch_size"]
+        for ranks in (None, Ranks(world_size=4))
+    ]
+    assert proposed == [440, 424]  # 0.9 (16 - 0.6) / 8 of 256, and 0.9 (16 - 1.1) / 8
+    small = signals(batch_size=256, device_memory_peak_bytes=0.5e9, device_memory_total_bytes=1e9)
+    assert memory_headroom.find(small) is None  # the context takes the rest

@@ -1,6 +1,8 @@
 """Optimizers: who decays, LAMB against its formula, and state that survives a checkpoint to the bit."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from flatout.config.schema import TrainConfig
+from flatout.engine import optimizers
 from flatout.engine.optimizers import (
     Lamb,
-    build_optimizer,
+    Sgd,
+    describe_optimizer,
     load_optimizer_tensors,
+    optimizer_for,
     optimizer_tensors,
     parameter_groups,
 )
@@ -37,8 +43,8 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
         optimizer.step()
 
 
-def build(model: nn.Module, name: str) -> Optimizer:
-    return build_optimizer(model, name, lr=0.01, momentum=0.9, weight_decay=0.05)
+def build(model: nn.Module, name: str, **settings: Any) -> Optimizer:
+    return optimizer_for(model, TrainConfig(optimizer=name, **{"lr": 0.01, "weight_decay": 0.05} | settings))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +94,7 @@ def test_state_fits_an_optimizer_with_other_groups() -> None:
     model = new_model(0)
     optimizer = build(model, "sgd")
     train(model, optimizer, range(2))
-    one_group = torch.optim.SGD(reversed(list(model.parameters())), lr=0.1, momentum=0.9)
+    one_group = Sgd(reversed(list(model.parameters())), lr=0.1, momentum=0.9)
     load_optimizer_tensors(model, one_group, optimizer_tensors(model, optimizer))
     assert_equal(optimizer_tensors(model, optimizer), optimizer_tensors(model, one_group))
 
@@ -139,17 +145,37 @@ def test_norms_and_biases_do_not_decay() -> None:
 def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    assert [group["params"] for group in build_optimizer(model, "sgd", lr=0.1).param_groups] == [[model.weight]]
+    assert [group["params"] for group in build(model, "sgd").param_groups] == [[model.weight]]
 
 
 def test_nesterov_needs_momentum() -> None:
-    assert build_optimizer(nn.Linear(2, 2), "sgd", lr=0.1).param_groups[0]["nesterov"] is True
-    assert build_optimizer(nn.Linear(2, 2), "sgd", lr=0.1, momentum=0.0).param_groups[0]["nesterov"] is False
+    assert build(nn.Linear(2, 2), "sgd").param_groups[0]["nesterov"] is True
+    assert build(nn.Linear(2, 2), "sgd", momentum=0.0).param_groups[0]["nesterov"] is False
 
 
-def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="did you mean adamw"):
-        build_optimizer(nn.Linear(2, 2), "adam", lr=0.1)
+def test_every_setting_reaches_the_optimizer_and_its_description() -> None:
+    told = describe_optimizer(build(nn.Linear(3, 2), "adamw", beta2=0.95))
+    assert told["name"] == "adamw"
+    seen = [(each["parameters"], each["betas"], each["weight_decay"]) for each in told["groups"]]
+    assert seen == [(6, (0.9, 0.95), 0.05), (2, (0.9, 0.95), 0.0)]
+    assert "lr" not in told["groups"][0]
+    assert describe_optimizer(build(nn.Linear(3, 2), "sgd", momentum=0.8))["groups"][0]["momentum"] == 0.8
+    assert describe_optimizer(build(nn.Linear(3, 2), "lamb", beta2=0.9))["groups"][0]["betas"] == (0.9, 0.9)
+
+
+def test_nobody_else_builds_an_optimizer() -> None:
+    """A second place would forget a setting sooner or later, as the one for sharded models did."""
+    source = Path(optimizers.__file__).parents[1]
+    built = re.compile(r"\b(SGD|Sgd|AdamW?|Lamb|optimizer_for)\(")
+    found = {
+        str(path.relative_to(source)): sorted(set(built.findall(path.read_text()))) for path in source.rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == {
+        "engine/optimizers.py": ["AdamW", "Lamb", "Sgd", "optimizer_for"],
+        "engine/learner.py": ["optimizer_for"],
+        "app/joining.py": ["optimizer_for"],
+        "app/rehearse.py": ["optimizer_for"],
+    }
 
 
 def lamb_reference(weights: list[Tensor], grads: list[list[Tensor]], lr: float, decays: list[float]) -> list[Tensor]:
@@ -175,7 +201,7 @@ def test_lamb_follows_its_formula() -> None:
     parameters = list(model.parameters())
     start = [p.detach().clone() for p in parameters]
     grads = [[torch.randn_like(p) for p in parameters] for _ in range(5)]
-    optimizer = build_optimizer(model, "lamb", lr=0.02, weight_decay=0.1)
+    optimizer = build(model, "lamb", lr=0.02, weight_decay=0.1)
     for gradients in grads:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.clone()

@@ -71,6 +71,7 @@ def test_learning_rate_rules(rule: str, rate: float) -> None:
         ({"parallel.mode": "ddp", "parallel.local_steps": 4, "parallel.compress": "fp16"}, "keep one of them"),
         ({"parallel.mode": "ddp", "parallel.nodes": 2, "cost.usd_per_hour": 1}, "each machine is paid for"),
         ({"parallel.mode": "dp", "device": "cpu"}, "ddp works everywhere"),
+        ({"parallel.mode": "ddp", "train.compile": True, "parallel.bucket_bytes": 500_000}, "at least 1048576"),
         ({"data.global_batch": 64, "data.batch_size": 32}, "data.global_batch is not set"),
         (
             {"parallel.mode": "ddp", "data.global_batch": 64, "parallel.scale_lr": "linear"},

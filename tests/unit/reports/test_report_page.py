@@ -4,14 +4,17 @@ import json
 import re
 from dataclasses import replace
 from html import unescape
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from flatout.reports.answers import answers
 from flatout.reports.html import report_page
 from flatout.reports.markdown import report_markdown
+from flatout.reports.terminal import render
 from flatout.runs import Run
 from flatout.runs.details import Details, correlation, network_rates, read_details, step_times_by_network
 from flatout.runs.trace import write_trace
@@ -71,6 +74,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("use", "tile", "answer"),
+    [
+        ({}, ("device utilisation", "n/a"), "utilisation n/a, memory n/a"),
+        (
+            {"busy_fraction": 0.9, "utilization_mean": None},
+            ("device busy", "90 %"),
+            "busy 90 % of the wall clock (utilisation is read from a GPU's driver, which was not there)",
+        ),
+        (
+            {"busy_fraction": 0.9, "utilization_mean": 0.8},
+            ("device utilisation", "80 %"),
+            "busy 90 %, utilisation 80 %",
+        ),
+    ],
+)
+def test_a_device_is_told_by_what_could_be_read_of_it(
+    folder: Path, use: dict[str, Any], tile: tuple[str, str], answer: str
+) -> None:
+    details = details_of(folder, {**SUMMARY, "device_use": use})
+    words = re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", report_page(details)))
+    assert " ".join(tile) in words or " ".join(reversed(tile)) in words
+    assert ("device utilisation n/a" in words) == (not use)
+    assert dict(answers(details))["Is the device used?"] == f"Test CPU: {answer}"
+
+
 def test_a_page_has_everything_and_names_are_text(folder: Path) -> None:
     whole = report_page(details_of(folder, {**SUMMARY, "run": ATTACK}))
     assert whole.count("<script") == 1  # our own
@@ -86,6 +115,27 @@ def test_a_page_has_everything_and_names_are_text(folder: Path) -> None:
         assert f'href="#{anchor}"' in whole
     assert "http" not in re.sub(r"http-equiv", "", whole)  # nothing is loaded from anywhere
     assert "emulated" not in whole
+
+
+def test_class_names_are_in_every_report(folder: Path) -> None:
+    assert "Which classes?" not in dict(answers(details_of(folder)))  # of translation there are none
+    names = [ATTACK, "cat|dog", "x" * 200, *(f"n{number:04d}" for number in range(997))]
+    (folder / "classes.json").write_text(json.dumps(names))
+    details = details_of(folder)
+    told = dict(answers(details))["Which classes?"]
+    assert told.startswith(f"1,000: {ATTACK}, cat|dog, xxx")
+    assert told.endswith("…, n0996 (all in classes.json)")
+    assert len(told) < 200
+    whole = report_page(details)
+    assert "<summary>1,000 classes</summary>" in whole
+    assert all(unescape(whole).count(name) for name in names)  # the page has them all
+    assert "<script>alert" not in whole
+    assert "1,000: &lt;script" in report_markdown(details)
+    assert "cat\\|dog" in report_markdown(details)
+    (folder / "classes.json").write_text(json.dumps(names[1:2]))
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(render(details_of(folder)))
+    assert "1: cat|dog" in console.export_text()
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "stopped"])
@@ -207,3 +257,11 @@ def test_markdown_for_pasting(folder: Path) -> None:
     for line in text.splitlines():
         if line.startswith("|"):
             assert len(re.findall(r"(?<!\\)\|", line)) in (3, 4)
+
+
+def test_a_slow_start_does_not_hide_the_link(folder: Path) -> None:
+    """On a busy host two thirds of a short run were its start, and the network was not the limit any more."""
+    network = {"bytes_sent": 46e6, "bytes_received": 46e6, "peak_bits_per_second": 60e6, "link_bits_per_second": 91e6}
+    time = {"wall_seconds": 80.0, "parts": {"startup": 70.0, "communication": 5.0, "forward": 5.0}}
+    told = dict(answers(details_of(folder, {**SUMMARY, "network": network, "time": time})))
+    assert told["Was the network the limit?"].startswith("yes, very likely: 50.0 % of the time after the start")

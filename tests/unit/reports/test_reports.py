@@ -131,10 +131,11 @@ def test_an_alarm_is_in_the_headline() -> None:
 
 
 def test_runs_in_a_table() -> None:
-    text = shown(runs_table([run_of(SUMMARY), run_of({"run": "second", "status": "failed"})]))
-    first, second = text.splitlines()[1:3]
-    assert first.split() == ["demo", "completed", "81.2", "%", "6", "413", "1", "min", "40", "s", "$1.25"]
-    assert second.split() == ["second", "failed", "n/a", "6", "n/a", "n/a", "n/a"]
+    """One recipe trained twice has one name: the directory tells them apart, and is what other commands want."""
+    again = run_of({"run": "demo", "status": "failed"}, "runs/demo-before-20261117")
+    first, second = shown(runs_table([run_of(SUMMARY), again])).splitlines()[1:3]
+    assert first.split() == ["runs/demo", "demo", "completed", "81.2", "%", "6", "413", "1", "min", "40", "s", "$1.25"]
+    assert second.split() == ["runs/demo-before-20261117", "demo", "failed", "n/a", "6", "n/a", "n/a", "n/a"]
 
 
 def test_a_configuration_in_a_table() -> None:

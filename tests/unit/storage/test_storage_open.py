@@ -104,3 +104,8 @@ def test_mounts(path: str, kind: str | None) -> None:
 
 def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert is_fuse_mount(str(tmp_path)) in (None, is_fuse_mount(str(tmp_path / "..")))
+
+
+def test_a_tar_in_an_object_store_is_refused_before_anything_is_asked() -> None:
+    with pytest.raises(DataError, match=r"images\.tar is a tar in an object store.*flatout data pack"):
+        open_store("s3://bucket/images.tar")

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 
 from flatout.data.vocabulary import BEGIN, END, PAD
+from flatout.tasks import decoding
 from flatout.tasks.decoding import Search, translate
 from flatout.tasks.models.transformer import Size, Transformer
+from hostreads import counted
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 VOCABULARY = 14
@@ -89,3 +91,17 @@ def test_a_translation_ends_at_the_limit(model: Transformer) -> None:
         for words in translate(model, source, mask, Search(beam=width, more_tokens=100, most_tokens=3)):
             assert len(words) <= 3
             assert not {PAD, BEGIN, END} & set(words)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_on_a_gpu_the_host_waits_every_eighth_token_and_finds_the_same(
+    model: Transformer, beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mask = sources()
+    search = Search(beam=beam, more_tokens=20)
+    on_cpu = translate(model, source, mask, search)
+    looks = decoding._looks
+    monkeypatch.setattr(decoding, "_looks", lambda length, device: looks(length, torch.device("cuda")))
+    with counted(model.parameters(), model.buffers(), [source, mask]) as reads:
+        assert translate(model, source, mask, search) == on_cpu
+    assert len(reads.reads) <= search.limit(source.shape[1]) // 8 + 1, reads.reads

@@ -9,7 +9,7 @@ from flatout.config.schema import Config, VocabularyConfig
 from flatout.data.vocabulary import BEGIN, END, PAD, Vocabulary, learn_vocabulary
 from flatout.errors import ConfigError
 from flatout.tasks.bleu import bleu, bleu_signature, bleu_sums
-from flatout.tasks.translation import TextInputs, Translation
+from flatout.tasks.translation import TextInputs, Translation, predicted_tokens
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 HYPOTHESES = ["the cat is on the mat", "there is a dog", "he reads books all day long", "no match whatsoever"]
@@ -32,7 +32,7 @@ def inputs_of(vocabulary: Vocabulary) -> TextInputs:
 
     source = padded([[*row, END] for row in vocabulary.encode(HYPOTHESES)])
     target = padded([[BEGIN, *row, END] for row in vocabulary.encode(REFERENCES)])
-    return TextInputs(source, source != PAD, target, list(REFERENCES))
+    return TextInputs(source, source != PAD, target, list(REFERENCES), predicted_tokens(target))
 
 
 def test_parts_together_have_the_gradient_of_the_whole(vocabulary: Vocabulary) -> None:

@@ -226,6 +226,28 @@ def test_a_wait_for_the_device_belongs_to_the_work_it_did(clock: Clock, tmp_path
     assert own(attempt.parts) == pytest.approx({"copy": 0.5, "forward": 1.5, "backward": 3.5})
 
 
+@pytest.mark.parametrize("span", ["forward", "device_wait"])
+def test_an_error_of_the_device_is_not_hidden_by_its_events(clock: Clock, span: str) -> None:
+    class Broken(DeviceClock):
+        def mark(self, name: str) -> None:
+            raise RuntimeError("the event's own error")
+
+        def shares(self) -> dict[str, float]:
+            raise RuntimeError("an event was never recorded")
+
+    recorder = Recorder(None)
+    recorder.device_clock = Broken()
+
+    def fail() -> None:
+        with recorder.span(span):
+            clock.now += 4
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert own(recorder.totals()) == {"optimizer" if span == "device_wait" else span: 4}
+
+
 def test_without_a_device_clock_the_wait_is_the_optimizers(clock: Clock) -> None:
     recorder = Recorder(None)
     with recorder.device_wait():

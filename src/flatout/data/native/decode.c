@@ -87,7 +87,7 @@ void decoder_free(decoder *d) {
     free(d);
 }
 
-static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header) {
+static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink) {
     j_decompress_ptr cinfo = &d->cinfo;
     d->source.next_input_byte = data;
     d->source.bytes_in_buffer = size;
@@ -100,6 +100,8 @@ static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_heade
     cinfo->out_color_space = JCS_RGB;
     cinfo->dct_method = JDCT_ISLOW;
     cinfo->do_fancy_upsampling = TRUE;
+    cinfo->scale_num = 1;
+    cinfo->scale_denom = (unsigned)shrink;
     jpeg_start_decompress(cinfo);
     return true;
 }
@@ -114,7 +116,7 @@ static bool coefficients_complete(j_decompress_ptr cinfo) {
 
 /* Restricts decoding to the box's columns and returns the column at which rows now begin. Fancy upsampling treats
  * the first and last column specially, hence one chroma sample of margin on either side. */
-static int crop_columns(decoder *d, box wanted) {
+static int crop_columns(decoder *d, box wanted, int shrink) {
     j_decompress_ptr cinfo = &d->cinfo;
     int width = (int)cinfo->output_width, margin = cinfo->max_h_samp_factor;
     int first = wanted.x - margin, last = wanted.x + wanted.w + margin;
@@ -124,7 +126,7 @@ static int crop_columns(decoder *d, box wanted) {
     if (first < 0) first = 0;
     JDIMENSION x = (JDIMENSION)first, w = (JDIMENSION)(last - first);
     jpeg_crop_scanline(cinfo, &x, &w); /* moves x down to an MCU */
-    unsigned mcu_width = (unsigned)(DCTSIZE * (cinfo->num_components == 1 ? 1 : cinfo->max_h_samp_factor));
+    unsigned mcu_width = (unsigned)(DCTSIZE / shrink * (cinfo->num_components == 1 ? 1 : cinfo->max_h_samp_factor));
     huffman_keep(&d->huffman, x / mcu_width, (x + w - 1) / mcu_width);
     return (int)x;
 }
@@ -151,12 +153,12 @@ static void stream_rows(decoder *d, box wanted, size_t stride, int offset, resiz
     }
 }
 
-static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, box wanted,
-                           resizer *r, slice_times *times) {
+static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink,
+                           box wanted, resizer *r, slice_times *times) {
     j_decompress_ptr cinfo = &d->cinfo;
     if (setjmp(d->bail_out)) return false;
-    if (!begin(d, data, size, header) || !coefficients_complete(cinfo)) return false;
-    int first = jpeg_has_multiple_scans(cinfo) ? 0 : crop_columns(d, wanted);
+    if (!begin(d, data, size, header, shrink) || !coefficients_complete(cinfo)) return false;
+    int first = jpeg_has_multiple_scans(cinfo) ? 0 : crop_columns(d, wanted, shrink);
     size_t stride = (3 * (size_t)cinfo->output_width + ROW_PADDING + 63) / 64 * 64;
     if (!buffer_reserve(&d->rows, CHUNK_ROWS * stride + 1)) return false;
     if (wanted.y > 0) jpeg_skip_scanlines(cinfo, (JDIMENSION)wanted.y);
@@ -164,10 +166,33 @@ static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const j
     return true;
 }
 
-bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, box wanted, resizer *r,
-                slice_times *times) {
+/* Straight to where the picture stays: the caller's rows begin at odd addresses, see stream_rows(). */
+static bool whole_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to) {
+    JSAMPROW rows[CHUNK_ROWS];
+    if (setjmp(d->bail_out)) return false;
+    if (!begin(d, data, size, header, 1) || !coefficients_complete(&d->cinfo)) return false;
+    size_t stride = 3 * (size_t)header->width;
+    for (int done = 0; done < header->height; done += CHUNK_ROWS) {
+        int count = header->height - done < CHUNK_ROWS ? header->height - done : CHUNK_ROWS;
+        for (int i = 0; i < count; i++) rows[i] = to + (size_t)(done + i) * stride;
+        read_rows(d, rows, (unsigned)count);
+    }
+    return true;
+}
+
+bool decode_whole(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,
+                  slice_times *times) {
+    double started = now_seconds();
+    bool done = whole_guarded(d, data, size, header, to);
+    jpeg_abort_decompress(&d->cinfo);
+    times->decode_seconds += now_seconds() - started;
+    return done;
+}
+
+bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink, box wanted,
+                resizer *r, slice_times *times) {
     double started = now_seconds(), augment_before = times->augment_seconds;
-    bool done = decode_guarded(d, data, size, header, wanted, r, times);
+    bool done = decode_guarded(d, data, size, header, shrink, wanted, r, times);
     jpeg_abort_decompress(&d->cinfo);
     times->decode_seconds += now_seconds() - started - (times->augment_seconds - augment_before);
     return done;

@@ -16,6 +16,12 @@
 #if __has_include(<jpegint.h>)
 #include <jpegint.h>
 
+#if JPEG_LIB_VERSION >= 70
+#define SCALED_BLOCK_SIDE(component) ((component)->DCT_h_scaled_size)
+#else
+#define SCALED_BLOCK_SIDE(component) ((component)->DCT_scaled_size)
+#endif
+
 /* longest possible MCU: 10 blocks x 64 symbols x (16 + 15) bits, read past the end before we notice */
 #define STREAM_PADDING 2560
 
@@ -273,7 +279,7 @@ static inline __attribute__((always_inline)) bool read_mcu(huffman_decoder *h, j
         h->last_dc[member] = (int)((unsigned)h->last_dc[member] + (unsigned)difference);
         if (keep) blocks[b][0][0] = (JCOEF)h->last_dc[member];
         const huffman_table *ac = &h->ac[component->ac_tbl_no];
-        if (!(keep ? read_ac(&r, ac, blocks[b][0]) : read_ac(&r, ac, NULL))) return false;
+        if (!(keep && !h->dc_only[member] ? read_ac(&r, ac, blocks[b][0]) : read_ac(&r, ac, NULL))) return false;
     }
     h->next = r.next;
     h->bits = r.bits;
@@ -331,12 +337,21 @@ static bool is_for_us(huffman_decoder *h, j_decompress_ptr cinfo) {
 }
 
 /* Where there is something to pass over, by tables that pictures have in common: to build them for one picture costs
- * what they save. */
+ * what they save, unless it is so large that it is scaled to an eighth. */
 void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
     h->first_column = first_column;
     h->last_column = last_column;
-    for (int i = 0; i < NUM_HUFF_TBLS && (first_column > 0 || last_column + 1 < h->columns); i++)
-        if (h->ac[i].repeated && !h->ac[i].has_skips) build_skips(&h->ac[i]);
+    bool passes_over = h->any_dc_only || first_column > 0 || last_column + 1 < h->columns;
+    for (int i = 0; i < NUM_HUFF_TBLS && passes_over; i++)
+        if ((h->ac[i].repeated || (h->any_dc_only && h->ac[i].built)) && !h->ac[i].has_skips) build_skips(&h->ac[i]);
+}
+
+static void find_dc_only(huffman_decoder *h, j_decompress_ptr cinfo) {
+    h->any_dc_only = false;
+    for (int i = 0; i < cinfo->comps_in_scan; i++) {
+        h->dc_only[i] = SCALED_BLOCK_SIDE(cinfo->cur_comp_info[i]) == 1;
+        h->any_dc_only |= h->dc_only[i];
+    }
 }
 
 static void without_tables(j_decompress_ptr cinfo) { (void)cinfo; }
@@ -358,6 +373,7 @@ static void start_scan(j_decompress_ptr cinfo) {
     memset(h->last_dc, 0, sizeof h->last_dc);
     h->column = 0;
     h->columns = cinfo->MCUs_per_row;
+    find_dc_only(h, cinfo);
     huffman_keep(h, 0, h->columns);
     cinfo->entropy->decode_mcu = FASTEST_DECODE_MCU;
 }

@@ -32,6 +32,7 @@ typedef struct {
     size_t interval, intervals;
     unsigned mcus_to_restart;
     int last_dc[MAX_COMPS_IN_SCAN];
+    bool dc_only[MAX_COMPS_IN_SCAN], any_dc_only; /* scaled to one pixel a block: nobody reads the other coefficients */
     unsigned column, columns, first_column, last_column; /* coefficients of other MCU columns are not kept */
 } huffman_decoder;
 

@@ -6,6 +6,7 @@
  *   huffman.c  a faster baseline entropy decoder, plugged into libjpeg
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
+ *   arena.c    decoded pictures that are kept, filled by several threads
  *   kernels.c  the inner loops
  *   philox.c   the random numbers that a sample's crop and flip are drawn from
  */
@@ -87,20 +88,44 @@ typedef struct {
 
 decoder *decoder_new(void);
 void decoder_free(decoder *d);
-bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, box wanted, resizer *r,
-                slice_times *times);
+/* `shrink` is 1, 2, 4 or 8: libjpeg's DCT scaling by 1 / shrink, and `wanted` a box of the smaller picture. */
+bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink, box wanted,
+                resizer *r, slice_times *times);
+/* The whole picture as rows of RGB, 3 * width * height bytes. */
+bool decode_whole(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,
+                  slice_times *times);
 double now_seconds(void);
 
 typedef enum { NOTHING, AT_PATH, IN_FILE, IN_MEMORY } source_kind; /* NOTHING: the sample and its status are left alone */
 
 typedef struct {
     source_kind kind;
-    const char *path;    /* AT_PATH: read this file */
-    int fd;              /* IN_FILE: read `bytes` at this offset */
+    const char *path;    /* AT_PATH: read this file, of probably `bytes`, 0 if nobody knows */
+    int fd;              /* AT_PATH: the folder it is relative to; IN_FILE: read `bytes` at this offset */
     int64_t offset;
     const uint8_t *data; /* IN_MEMORY */
     size_t bytes;
 } source;
+
+typedef struct {
+    int64_t end; /* of the picture's pixels in the arena; 0: not there, below: being written */
+    int32_t height, width;
+} arena_row;
+
+typedef struct {
+    uint8_t *pixels;
+    int64_t capacity, rows;
+    arena_row *index;
+    int64_t *used; /* bytes of the pixels that are taken */
+    int fd;        /* of the file that the pixels are a mapping of, through which they are written; -1: memory */
+} arena;
+
+/* Room for a picture that nobody else keeps or is about to, to be kept or given back; NULL if there is none. */
+uint8_t *arena_claim(const arena *a, int64_t row, int height, int width);
+/* From now on the row has the picture, which is in its room, or anywhere where the arena is a file. */
+bool arena_keep(const arena *a, int64_t row, uint8_t *room, const uint8_t *pixels, int height, int width);
+void arena_give_back(const arena *a, int64_t row, const uint8_t *room, int height, int width);
+bool arena_put(const arena *a, int64_t row, const uint8_t *pixels, int height, int width);
 
 typedef struct {
     size_t count;
@@ -111,11 +136,16 @@ typedef struct {
     uint8_t fill;
     uint8_t *out; /* [count, 3, size, size] */
     int32_t *status;
+    bool scaled;              /* JPEGs are decoded no larger than their crop needs; never with `keep` */
+    const arena *keep;        /* NULL, or where whole pictures are kept */
+    const int64_t *keep_rows; /* [count] of the arena; below 0: this one is not kept */
 } slice;
 
 /* NULL, or why this row of geometry cannot be used. */
 const char *geometry_fault(const double *row);
 box choose_box(const double *row, int width, int height);
+int choose_shrink(box b, int size);
+box shrink_box(box b, int shrink);
 void load_slice(const slice *s, slice_times *times);
 
 /* `each` numbers in [0, 1) for each id. */

@@ -81,12 +81,25 @@ box choose_box(const double *row, int width, int height) {
     return fallback_box(width, height);
 }
 
+/* The most that leaves the box no smaller than `size` x `size`. As flatout.data.pixels. */
+int choose_shrink(box b, int size) {
+    int shrink = 1;
+    while (shrink < 8 && least(b.w, b.h) / (2 * shrink) >= size) shrink *= 2;
+    return shrink;
+}
+
+/* Edges at the nearest whole pixel of the smaller picture, whose size libjpeg rounds up: never outside. */
+box shrink_box(box b, int shrink) {
+    int half = shrink / 2, x = (b.x + half) / shrink, y = (b.y + half) / shrink;
+    return (box){x, y, (b.x + b.w + half) / shrink - x, (b.y + b.h + half) / shrink - y};
+}
+
 typedef struct {
     const slice *s;
     slice_times *times;
     decoder *jpeg;
     resizer resize;
-    buffer file, last_row;
+    buffer file, last_row, picture;
 } worker;
 
 /* 0 and up to `expected` bytes in w->file, or a status. */
@@ -117,10 +130,14 @@ static int read_stretch(worker *w, const source *from, size_t *bytes) {
     return status == STATUS_DONE && *bytes < from->bytes ? STATUS_NOT_FOR_ME : status;
 }
 
-static int read_file(worker *w, const char *path, size_t *bytes) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+/* A file that still has its size is read by one call; whatever else it has become is looked at first. */
+static int read_file(worker *w, const source *from, size_t *bytes) {
+    int fd = openat(from->fd, from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -errno;
-    int status = read_descriptor(w, fd, bytes);
+    *bytes = from->bytes;
+    bool as_known = *bytes > 0 && buffer_reserve(&w->file, *bytes + 1) &&
+                    pread(fd, w->file.bytes, *bytes + 1, 0) == (ssize_t)*bytes;
+    int status = as_known ? STATUS_DONE : read_descriptor(w, fd, bytes);
     close(fd);
     return status;
 }
@@ -163,12 +180,37 @@ static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32
     return done;
 }
 
-static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, const double *row, const canvas *c) {
+/* The whole picture, kept from now on where nothing went wrong; NULL where there is none, which says nothing about its
+ * parts. */
+static const uint8_t *keep_whole(worker *w, const uint8_t *data, size_t bytes, const jpeg_header *header,
+                                 int64_t arena_row) {
+    const arena *a = w->s->keep;
+    int height = header->height, width = header->width;
+    uint8_t *room = arena_claim(a, arena_row, height, width), *to = room;
+    if (!room) return NULL;
+    if (a->fd >= 0) to = buffer_reserve(&w->picture, 3 * (size_t)height * (size_t)width + 1) ? w->picture.bytes + 1 : NULL;
+    if (!to || !decode_whole(w->jpeg, data, bytes, header, to, w->times)) {
+        arena_give_back(a, arena_row, room, height, width);
+        return NULL;
+    }
+    arena_keep(a, arena_row, room, to, height, width);
+    return to;
+}
+
+static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, size_t index, const double *row, const canvas *c) {
     jpeg_header header;
     if (!jpeg_is_ours(data, bytes, &header)) return false;
     if (!w->jpeg && !(w->jpeg = decoder_new())) return false;
+    const uint8_t *kept = w->s->keep ? keep_whole(w, data, bytes, &header, w->s->keep_rows[index]) : NULL;
+    if (kept) {
+        int32_t shape[2] = {header.height, header.width};
+        return load_raw(w, kept, 3 * (size_t)header.height * (size_t)header.width, shape, row, c, NULL);
+    }
     box b = choose_box(row, header.width, header.height);
-    return resize_begin(&w->resize, b.w, b.h, c) && decode_box(w->jpeg, data, bytes, &header, b, &w->resize, w->times);
+    int shrink = w->s->scaled ? choose_shrink(b, c->size) : 1;
+    b = shrink_box(b, shrink);
+    return resize_begin(&w->resize, b.w, b.h, c) &&
+           decode_box(w->jpeg, data, bytes, &header, shrink, b, &w->resize, w->times);
 }
 
 static int load_sample(worker *w, size_t index) {
@@ -179,7 +221,7 @@ static int load_sample(worker *w, size_t index) {
     size_t bytes = from->bytes;
     if (from->kind != IN_MEMORY) {
         double started = now_seconds();
-        int status = from->kind == AT_PATH ? read_file(w, from->path, &bytes) : read_stretch(w, from, &bytes);
+        int status = from->kind == AT_PATH ? read_file(w, from, &bytes) : read_stretch(w, from, &bytes);
         w->times->fetch_seconds += now_seconds() - started;
         if (status != STATUS_DONE) return status;
         data = w->file.bytes;
@@ -194,7 +236,7 @@ static int load_sample(worker *w, size_t index) {
     const int32_t *shape = s->raw_shapes ? s->raw_shapes + 2 * index : NULL;
     bool is_raw = shape && (shape[0] || shape[1]);
     const source *next = index + 1 < s->count ? from + 1 : NULL;
-    bool done = is_raw ? load_raw(w, data, bytes, shape, row, &c, next) : load_jpeg(w, data, bytes, row, &c);
+    bool done = is_raw ? load_raw(w, data, bytes, shape, row, &c, next) : load_jpeg(w, data, bytes, index, row, &c);
     if (!done) return STATUS_NOT_FOR_ME;
     if (!is_raw) w->times->bytes_read += bytes;
     return STATUS_DONE;
@@ -208,4 +250,5 @@ void load_slice(const slice *s, slice_times *times) {
     resize_free(&w.resize);
     buffer_free(&w.file);
     buffer_free(&w.last_row);
+    buffer_free(&w.picture);
 }

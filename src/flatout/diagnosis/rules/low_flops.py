@@ -11,7 +11,7 @@ def find(signals: Signals) -> Finding | None:
         return None
     changes: dict[str, object] = {}
     if signals.precision == "fp32":
-        changes["train.precision"] = "bf16"
+        changes["train.precision"] = "auto"  # what the card has: a T4 or V100 has no bf16
     if not signals.channels_last:
         changes["train.channels_last"] = True
     if not signals.compiled:

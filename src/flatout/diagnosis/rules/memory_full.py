@@ -1,13 +1,15 @@
 """The device's memory is nearly full."""
 
 from flatout.diagnosis.finding import Finding, Fix, percent
+from flatout.diagnosis.model.memory import room_bytes
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_bytes
 
 
 def find(signals: Signals) -> Finding | None:
     peak, total = signals.device_memory_peak_bytes, signals.device_memory_total_bytes
-    if peak is None or not total or peak < 0.9 * total or signals.checkpointing:
+    ranks = signals.ranks.world_size if signals.ranks is not None else 1
+    if peak is None or not total or peak < room_bytes(total, ranks) or signals.checkpointing:
         return None
     return Finding(
         "memory-full",

@@ -6,6 +6,7 @@ from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
 _ORDINARY_SECONDS = 5.0  # listing a dataset, building a model, the first step: not worth a word
+_WORTH_NAMING = 0.05  # of the start
 _ORDINARY_IMPORT_SECONDS = 12.0  # torch on a slow, busy machine
 
 
@@ -14,14 +15,19 @@ def find(signals: Signals) -> Finding | None:
     saved = seconds - _ORDINARY_SECONDS - min(signals.import_seconds or 0.0, _ORDINARY_IMPORT_SECONDS)
     if signals.share(seconds) <= 0.10 or saved <= 2.0:
         return None
-    imports = "" if signals.import_seconds is None else f", {format_seconds(signals.import_seconds)} of it imports"
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {format_seconds(value)}"
+        for name, value in sorted(signals.startup_parts.items(), key=lambda item: -item[1])
+        if value > _WORTH_NAMING * seconds
+    )
+    named = f": {parts}" if parts else ""
     return saving(
         signals,
         "startup-time",
         "startup",
         f"Starting takes {format_seconds(seconds)}, {percent(signals.share(seconds))} of the run",
         (
-            f"{format_seconds(signals.part('startup'))} before the first batch{imports}",
+            f"{format_seconds(signals.part('startup'))} before the first batch{named}",
             f"{format_seconds(signals.warm_up_seconds)} more in the first steps",
         ),
         Fix("pack the dataset (no listing), keep the data near, train longer in one go; compile only for long runs"),

@@ -36,7 +36,8 @@ class Told(Protocol):
 
 @dataclass(frozen=True)
 class Losses:
-    """The mean loss of the global batch, and which rank was the last to have its gradients."""
+    """The mean loss of the global batch, and which rank was the last to have its gradients: None where no clock of the
+    host says it, as on a GPU."""
 
     mean: float
     slowest_rank: int | None = None

@@ -8,13 +8,22 @@ from torch import Tensor, nn
 
 
 class GlobalBatchNorm(nn.BatchNorm2d):
-    """`absent` marks a rank without samples: it takes part in the exchange and counts for nothing."""
+    """`absent` marks a rank without samples: it takes part in the exchange and counts for nothing.
+
+    Where every rank has as many samples (`equal_parts`, the same on all ranks), a GPU takes torch's own kernels: they
+    keep one copy of the activations for backward, the sums below two.
+    """
 
     absent = False
+    equal_parts = False
+    process_group = None  # all ranks
+    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
+        if input.is_cuda and self.equal_parts:
+            return nn.SyncBatchNorm.forward(self, input)  # type: ignore[arg-type]
         self._check_input_dim(input)
         result, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, self.absent

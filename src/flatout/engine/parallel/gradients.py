@@ -34,7 +34,7 @@ class Sent:
 class GradientExchange:
     """Wraps the model in DDP. On a CPU the hook runs in the main thread, so what follows the last bucket is waiting."""
 
-    def __init__(self, compute: nn.Module, model: nn.Module, config: ParallelConfig, recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, config: ParallelConfig, recorder: Recorder) -> None:
         self.sent: list[Sent] = []  # of the last step
         self.ready: float | None = None  # when the last bucket of the last step was
         self.powersgd: PowerSgd | None = None
@@ -48,7 +48,7 @@ class GradientExchange:
         with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, torch 2.6 does not know it
             warnings.simplefilter("ignore", FutureWarning)
             self.wrapped = DistributedDataParallel(
-                compute,
+                model,
                 bucket_cap_mb=config.bucket_bytes / 2**20,
                 broadcast_buffers=False,  # rank 0's count, and are sent when they matter: `settle`
                 gradient_as_bucket_view=True,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from flatout.engine.parallel.place import Place
+from flatout.errors import ConfigError, RunFailed
 
 _JOIN_SECONDS = 300.0  # until the last rank has started; a node may still be booting
 
@@ -18,16 +19,31 @@ _JOIN_SECONDS = 300.0  # until the last rank has started; a node may still be bo
 class Group:
     """Two groups of the same ranks: one for gradients on the device, one (gloo) for small values on the CPU."""
 
-    def __init__(self, place: Place, backend: str, collective_seconds: float) -> None:
+    def __init__(
+        self, place: Place, backend: str, collective_seconds: float, card: tuple[torch.device, str] | None = None
+    ) -> None:
+        """`card` is the GPU of this rank and its UUID, for NCCL."""
         self.place = place
         self.backend = backend
         deadline = timedelta(seconds=collective_seconds)
         hosts_store = place.rank == 0 and not place.launcher_keeps_store
         store = TCPStore(place.master_address, place.master_port, None, hosts_store, timedelta(seconds=_JOIN_SECONDS))
         self.store = PrefixStore(f"flatout/{place.attempt}", store)
-        dist.init_process_group(
-            backend, store=self.store, rank=place.rank, world_size=place.world_size, timeout=deadline
-        )
+        if card is not None:
+            require_own_card(self.store, place, card[1])
+        try:
+            dist.init_process_group(
+                backend,
+                store=self.store,
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=deadline,
+                device_id=None if card is None else card[0],  # NCCL connects now, not in the first step
+            )
+        except dist.DistBackendError as error:
+            raise RunFailed(
+                f"the ranks cannot meet over {backend}: {str(error).splitlines()[0]}; NCCL_DEBUG=WARN says more"
+            ) from None
         self.control = dist.new_group(backend="gloo", timeout=deadline)
 
     def own_store(self, name: str) -> Store:
@@ -75,6 +91,19 @@ class Group:
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def require_own_card(store: Store, place: Place, uuid: str) -> None:
+    """Two ranks on one GPU wait for each other for ever inside NCCL, or end with an error that names neither."""
+    store.set(f"card/{place.rank}", f"{uuid} {place.host}")
+    cards = [store.get(f"card/{rank}").decode() for rank in range(place.world_size)]
+    for card in cards:  # every rank finds the same: none is left waiting for those that end
+        same = [str(rank) for rank, other in enumerate(cards) if other == card]
+        if len(same) > 1:
+            raise ConfigError(
+                f"ranks {', '.join(same)} would share one GPU ({card.replace(' ', ' of ', 1)}); give each its own: one "
+                "visible GPU for each task, or all of them for every task, and parallel.devices at most that many"
+            )
 
 
 class Gathering:

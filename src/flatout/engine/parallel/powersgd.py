@@ -4,6 +4,7 @@ State is kept by the name of the parameter, not by DDP's buckets, so that it can
 although DDP arranges its buckets anew.
 """
 
+import zlib
 from collections.abc import Mapping
 
 import torch
@@ -53,10 +54,11 @@ class PowerSgd:
         errors = {f"error/{name}": value for name, value in self.errors.items()}
         return {**errors, **{f"basis/{name}": value for name, value in self.bases.items()}}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """What `tensors` gave, read from a file; `device` is that of the gradients."""
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
-            (self.errors if kind == "error" else self.bases)[name] = value.clone()
+            (self.errors if kind == "error" else self.bases)[name] = value.to(device, copy=True)
 
     def _pays(self, gradient: Tensor) -> bool:
         rows = len(gradient) if gradient.ndim > 1 else 0
@@ -65,7 +67,8 @@ class PowerSgd:
 
     def _basis(self, name: str, matrix: Tensor) -> Tensor:
         if name not in self.bases:
-            same_everywhere = torch.Generator().manual_seed(len(self.bases))
+            # by name: the order in which parameters come first is DDP's, and another after a resume
+            same_everywhere = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             start = torch.randn(matrix.shape[1], self._rank, generator=same_everywhere)
             self.bases[name] = start.to(matrix.device, matrix.dtype)
         basis: Tensor = torch.linalg.qr(self.bases[name]).Q

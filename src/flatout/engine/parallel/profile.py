@@ -32,13 +32,17 @@ class StepProfile:
 
 
 def profile_step(task: Task, learner: Learner, inputs: object, accumulate: int) -> StepProfile:
-    """Leaves weights, buffers, gradients and random numbers as they were. The second of two passes counts."""
+    """Leaves weights, buffers, gradients and random numbers as they were. The second of two passes counts.
+
+    Of the wrapped model, told to exchange nothing: torch.compile would keep the graph of the bare one for training too,
+    and that is in one piece, whose gradients all come at its end.
+    """
     parts = task.parts(inputs, accumulate)
     with _untouched(learner.model):
         _passes(task, learner, parts)
-        learner.optimizer.zero_grad(set_to_none=True)
+        learner.model.zero_grad(set_to_none=True)
         profile = _passes(task, learner, parts)
-        learner.optimizer.zero_grad(set_to_none=True)
+        learner.model.zero_grad(set_to_none=True)
     return profile
 
 
@@ -53,7 +57,7 @@ def _passes(task: Task, learner: Learner, parts: Sequence[tuple[object, float]])
     started = time.perf_counter()
     for part, share in parts:
         with learner.precision.autocast():
-            loss = task.loss(learner.compute, part) * share
+            loss = task.loss(learner.wrapped, part) * share
         learner.precision.backward(loss)
     if learner.device.kind == "cuda":
         torch.cuda.synchronize(learner.device.torch)

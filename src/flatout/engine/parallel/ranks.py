@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,11 @@ class ToldByRanks:
         return weights[self._rank] / sum(weights) * len(weights)
 
     @property
+    def equal_parts(self) -> bool:
+        """Whether every rank has as many samples."""
+        return len({row[1] for row in self._rows()}) == 1
+
+    @property
     def stop(self) -> bool:
         return any(row[2] for row in self._rows())
 
@@ -78,6 +84,8 @@ class Ranks:
         self._apart = False  # local steps: gradients stay where they are
         self._first_step: int | None = None
         self._told: ToldByRanks | None = None
+        self._host_is_ahead = False  # on a GPU the host's clock says when work was queued, not when it was done
+        self._batch_norms: list[GlobalBatchNorm] = []
         self._aligned = time.perf_counter()  # when the ranks last met
         self._traffic = Traffic(interface)
 
@@ -109,13 +117,17 @@ class Ranks:
         """Wrap the model, compare where the ranks start, and watch each other from now on."""
         parallel = self._config.parallel
         self._recorder = recorder
+        self._host_is_ahead = learner.device.waits
+        self._batch_norms = [module for module in learner.model.modules() if isinstance(module, GlobalBatchNorm)]
         self.watchdog = Watchdog(
             self.group.own_store("watch"), self.group.place, recorder, parallel.silence_seconds, end
         )
         self.watchdog.start()
         if parallel.mode == "ddp":
-            self.gradients = GradientExchange(learner.compute, learner.model, parallel, recorder)
+            self.gradients = GradientExchange(learner.model, parallel, recorder)
             learner.wrapped = self.gradients.wrapped
+            if self._config.train.compile:  # the wrapped model: its graphs end where a bucket is full, and send it
+                learner.wrapped = cast(nn.Module, torch.compile(learner.wrapped))
         else:
             self._sharded = learner.model
         if parallel.local_steps is not None:
@@ -148,19 +160,22 @@ class Ranks:
 
     @contextmanager
     def idle(self, model: nn.Module) -> Iterator[None]:
-        together = [module for module in model.modules() if isinstance(module, GlobalBatchNorm)]
-        for module in together:
+        for module in self._batch_norms:
             module.absent = True
-        if not together:
+        if not self._batch_norms:
             model.eval()  # statistics and random numbers stay as they are
         try:
             yield
         finally:
             model.train()
-            for module in together:
+            for module in self._batch_norms:
                 module.absent = False
 
     def sync_next(self, wanted: bool) -> None:
+        if self._host_is_ahead and self._batch_norms and self._told is not None:
+            equal_parts = self._told.equal_parts
+            for module in self._batch_norms:
+                module.equal_parts = equal_parts
         if self.gradients is not None:
             self.gradients.sync_next(wanted and not self._apart)
         elif self._sharded is not None:
@@ -183,13 +198,15 @@ class Ranks:
         busy_seconds = (time.perf_counter() if ready is None else ready) - self._aligned
         with self._span("communication"):
             rows = self.group.begin_gather([own, busy_seconds]).rows()
+        mean = math.fsum(row[0] for row in rows) / len(rows)
+        if self._host_is_ahead:
+            return Losses(mean, None, None, *self._traffic.since_last())
         busy = [row[1] for row in rows]
         if self.rank == 0 and self._recorder is not None:
             for rank, seconds in enumerate(busy):
                 self._recorder.lane("arrival", f"rank {rank}", self._aligned, seconds)
         self._aligned = time.perf_counter()
         slowest = max(range(len(busy)), key=busy.__getitem__)
-        mean = math.fsum(row[0] for row in rows) / len(rows)
         return Losses(mean, slowest, busy[slowest] - statistics.median_low(busy), *self._traffic.since_last())
 
     def after_step(self, learner: Learner, step: int, epoch: int) -> None:
@@ -247,7 +264,7 @@ class Ranks:
         if self.gradients is not None and self.gradients.powersgd is not None:
             prefix = "powersgd/"
             own = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-            self.gradients.powersgd.load(own)
+            self.gradients.powersgd.load(own, learner.device.torch)
         if self._local is not None:
             learner.load_optimizer(tensors)
 
@@ -291,7 +308,7 @@ class Ranks:
         """Ranks that do not hold the same weights train several models, and nobody would notice."""
         if self._sharded is not None:
             return  # each rank has its own part
-        wrapped = isinstance(learner.wrapped, nn.parallel.DistributedDataParallel)
+        wrapped = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in learner.wrapped.modules())
         digest = state_digest(dict(learner.model.named_parameters()))
         said = self.group.gather({"digest": digest, "wrapped": wrapped})
         bare = [rank for rank, each in enumerate(said) if not each["wrapped"]]

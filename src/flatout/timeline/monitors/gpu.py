@@ -20,9 +20,10 @@ def reason_names(bits: int) -> str:
 
 
 class GpuReader:
-    """The devices that training uses, in its order; without `uuids` all that NVML lists."""
+    """The devices that training uses, in its order, numbered from `first` on; without `uuids` all that NVML lists."""
 
-    def __init__(self, uuids: Sequence[str] | None = None, nvml: Any = None) -> None:
+    def __init__(self, uuids: Sequence[str] | None = None, nvml: Any = None, first: int = 0) -> None:
+        self._first = first
         if nvml is None:
             nvml = import_module("pynvml")  # 50 ms, and only where there is a GPU
         self._nvml = nvml
@@ -46,7 +47,7 @@ class GpuReader:
 
     def read(self, interval_seconds: float | None) -> dict[str, Cell]:
         row: dict[str, Cell] = {}
-        for at, handle in enumerate(self._handles):
+        for at, handle in enumerate(self._handles, self._first):
             row |= {f"gpu{at}_{name}": value for name, value in self._cells(handle).items()}
         return row
 

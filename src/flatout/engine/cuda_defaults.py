@@ -1,0 +1,56 @@
+"""What a CUDA device gets that nobody has to ask for: 16-bit arithmetic, TF32, kernels chosen by measuring.
+Nothing here changes what a CPU, an Apple GPU or an emulated device does."""
+
+from typing import Any
+
+import torch
+
+from flatout.config.schema import Config
+from flatout.engine.devices import Device
+from flatout.errors import ConfigError
+
+
+def choose_precision(config: Config, device: Device) -> str:
+    """What train.precision stands for on this device: fp32, bf16 or fp16. Refuses bf16 where it is only emulated."""
+    wanted = config.train.precision
+    fast = device.sixteen_bit
+    if wanted == "bf16" and device.kind == "cuda" and fast != "bf16":
+        raise ConfigError(
+            f"train.precision is bf16 but {device.name} has no bf16 arithmetic, only a slow emulation of it; use "
+            f"train.precision={fast or 'fp32'}"
+        )
+    if wanted != "auto":
+        return wanted
+    if config.parallel.mode == "dp" or (config.parallel.mode == "fsdp" and fast == "fp16"):
+        return "fp32"  # autocast does not reach the threads of dp; a scaler of fp16 does not see all of fsdp's shards
+    return fast or "fp32"
+
+
+def with_precision(config: Config, precision: str) -> Config:
+    train = config.train.model_copy(update={"precision": precision})
+    return config.model_copy(update={"train": train})
+
+
+def prepare_cuda(tf32: bool) -> None:
+    torch.backends.cudnn.benchmark = True  # batches keep their shape: the search is paid once
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def describe_arithmetic(config: Config, device: Device) -> dict[str, Any]:
+    """As torch is set up by now; None where the device has no such thing."""
+    cuda = device.kind == "cuda"
+    return {
+        "precision": choose_precision(config, device),
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark if cuda else None,
+    }
+
+
+def say_arithmetic(config: Config, device: Device) -> list[str]:
+    """One line for the log of a run on CUDA, where fp32 need not mean 24 bits."""
+    if device.kind != "cuda":
+        return []
+    rest = "TF32 (train.tf32=false for all 24 bits)" if config.train.tf32 else "fp32"
+    precision = choose_precision(config, device)
+    return [f"arithmetic: {rest if precision == 'fp32' else f'{precision}, and {rest} in what stays fp32'}"]
