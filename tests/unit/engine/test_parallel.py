@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flatout.config.loading import load_config
-from flatout.engine.parallel.link import bandwidth
+from flatout.engine.parallel.link import agreeing, bandwidth
 from flatout.engine.parallel.place import find_place
 from flatout.engine.parallel.profile import StepProfile
 from flatout.engine.schedules import scaled_rate
@@ -42,6 +42,15 @@ def test_slices_are_the_batch_and_keep_pairs_together(world_size: int) -> None:
         parts = [ids[rank_slice(count, rank, world_size)] for rank in range(world_size)]
         assert np.concatenate(parts).tolist() == ids.tolist()
         assert all(len(part) == 0 or part[0] % 2 == 0 for part in parts)
+
+
+def test_a_busy_host_does_not_decide_how_fast_the_wire_is() -> None:
+    held_up = iter([0.50, 0.41, 0.335, 0.47, 0.334, 0.9])
+    assert min(agreeing(lambda: next(held_up))) == 0.334
+    quiet = iter([0.334, 0.335])
+    assert len(agreeing(lambda: next(quiet))) == 2
+    noise = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert len(agreeing(lambda: next(noise))) == 6, "it ends all the same"
 
 
 def test_bandwidth_is_that_of_large_rounds() -> None:
