@@ -64,7 +64,7 @@ def measure_link(group: Group, device: torch.device, interface: str) -> LinkFigu
 
 
 def agreeing(measure: Callable[[], float]) -> list[float]:
-    """Tries until the two shortest agree: a host can only make an exchange longer, and hardly twice by the same time."""
+    """Tries until the two shortest agree: a busy host makes an exchange longer, but hardly twice by the same time."""
     tries = sorted([measure(), measure()])
     while len(tries) < _MOST_TRIES and tries[1] > _AGREE * tries[0]:
         tries = sorted([*tries, measure()])
