@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ class Loader:
         control: WorkerControl | None = None,
     ) -> None:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
+        self.resolved: dict[str, Any] = {}
         self.log: SampleLog | None = None
         self.cache: SampleCache | None = None
         self.memory_bytes = 0  # at most, for batches and cache
@@ -212,6 +214,7 @@ def open_loader(
     if adapts:
         notes.append(f"workers: {workers} to begin with, up to {most} where batches are waited for and cores are idle")
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
+    loader.resolved = {"cache": cache.to_dict(config.cache, epochs)}
     loader.log, loader.cache = log, cache.store
     loader.memory_bytes = own_bytes + (prefetch + 2) * recipe.largest_bytes() + cache.memory_bytes
     return loader
