@@ -233,11 +233,12 @@ def measure(job: Job, source: Iterator[Any]) -> dict[str, Any]:
     }
 
 
-def measure_epochs(job: Job, epochs: Generator[Iterable[Any], None, None]) -> dict[str, Any]:
+def measure_epochs(job: Job, open_epochs: Epochs, path: Path) -> dict[str, Any]:
     """Three epochs of a loader that nothing else slows down. Seconds count from the call that opens it: imports are no
     part of it, listing files and starting workers are."""
     ends, cpus, first_seconds, first_batch, samples = [], [], 0.0, None, 0
     cpu_before, busy_before, started = tree_cpu_seconds(), busy_cpu_seconds(), time.perf_counter()
+    epochs = open_epochs(job, path)
     for batches in islice(epochs, EPOCHS):
         for images in batches:
             if first_batch is None:
@@ -287,7 +288,7 @@ def run_peer(
     warm_page_cache(files)
     if job.mode == "epochs":
         assert epochs is not None, f"{peer} has no function for what it is as shipped"
-        result = measure_epochs(job, epochs(job, path))
+        result = measure_epochs(job, epochs, path)
     else:
         result = measure(job, iter(batches(job, path)))
     about = {
