@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -245,8 +244,9 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
     for index in range(min(_MEASUREMENTS, few.batches_per_epoch)):
         stages = prepare(few, 0, index, space).stages
         waits.append(stages.fetch / max(stages.decode + stages.augment, 1e-6))
-    # what is done once, as finding all samples of a tar, is no wait; nor is a moment in which others had the core
-    return workers_for(usable_cores(), device_kind, median(waits))
+    # the least: slow files are slow every time, what is done once (finding all samples of a tar) and others that have
+    # the core are not
+    return workers_for(usable_cores(), device_kind, min(waits))
 
 
 def with_raw_shape(recipe: Recipe) -> Recipe:
