@@ -41,7 +41,7 @@ LARGE_PHOTOS, LARGE_BATCH = 48, 8
 BOTH = ("rrc224", "tiny64")
 CONVERT_TIMEOUT_SECONDS = 1800
 START_TIMEOUT_SECONDS = 300  # imports, compilation, one pass to fill a cache and the warm-up
-QUIET_SHARE = 0.05
+QUIET_SHARE, QUIET_SECONDS = 0.05, 0.4
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ def measure_once(peer: Peer, task: str, output: str, args: argparse.Namespace) -
 
 
 def wait_for_quiet(max_seconds: float) -> None:
-    """Until other processes leave the cores alone for a second, or patience ends."""
+    """Until other processes leave the cores alone for a moment, or patience ends."""
     deadline = time.monotonic() + max_seconds
     while time.monotonic() < deadline:
         before = busy_cpu_seconds()
-        time.sleep(1)
-        if busy_cpu_seconds() - before < QUIET_SHARE * os.cpu_count():
+        time.sleep(QUIET_SECONDS)
+        if busy_cpu_seconds() - before < QUIET_SHARE * QUIET_SECONDS * os.cpu_count():
             return
 
 
