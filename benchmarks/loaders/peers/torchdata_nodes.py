@@ -26,7 +26,7 @@ def batches(job: Job, folder: Path) -> Iterator[torch.Tensor]:
 
 
 def epochs(job: Job, folder: Path) -> Iterator[Iterable[torch.Tensor]]:
-    """Three threads over samples, as in https://meta-pytorch.org/data/main/getting_started_with_torchdata_nodes.html"""
+    """Three threads over samples, as in https://pytorch.org/data/main/getting_started_with_torchdata_nodes.html"""
     dataset = TensorFolder(job, folder)
     node = SamplerWrapper(RandomSampler(range(len(dataset.paths))))
     node = ParallelMapper(node, map_fn=dataset.__getitem__, num_workers=3, method="thread")
