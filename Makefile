@@ -63,8 +63,8 @@ fuzz: $(CORE)
 # Measured results go to benchmarks/results/, dated, with the command.
 bench-loop: $(CORE)
 	$(BIN)/python benchmarks/loop_overhead.py
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/emulated_step.py
+	$(BIN)/python benchmarks/startup.py --out benchmarks/results
+	$(BIN)/python benchmarks/emulated_step.py --out benchmarks/results
 
 # Two nodes over 100 Mb/s (needs root), two ranks that really train, and the cost of flatout's loop over bare DDP.
 bench-ranks: $(DEV)
@@ -76,11 +76,12 @@ bench-ranks: $(DEV)
 soak-ranks: $(DEV)
 	FLATOUT_RANK_KILLS=20 $(BIN)/python -m pytest tests/chaos/test_chaos_ranks.py -k torchrun
 
-# Peers live in their own environments under BENCH (several GB); a peer that does not install is listed as such.
+# What users get who set nothing beside fixed settings and peers, as shipped and at their best: about 25 minutes on two idle
+# cores. Peers live in their own environments under BENCH (10 GB); a peer that does not install is listed as such.
 BENCH ?= /tmp/flatout-bench
 bench-loaders: $(CORE)
 	bash benchmarks/loaders/setup_peers.sh $(BENCH)
-	$(BIN)/python benchmarks/loaders/run.py --dir $(BENCH)
+	$(BIN)/python benchmarks/loaders/run.py --dir $(BENCH) --wait-for-quiet 20
 
 bench-remote: $(DEV)
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
@@ -99,6 +100,8 @@ bench-tune: $(DEV)
 # Tiny-ImageNet-40 and photos. TensorSocket beside it: benchmarks/shared_tensorsocket.py (pip install tensorsocket pyzmq tornado elsewhere).
 TINY ?= ../shared/data/tiny-imagenet-40.tar
 bench-shared: $(DEV)
+	test -e $(BENCH)/data/tiny/unpacked.json || $(BIN)/python benchmarks/loaders/unpack_tiny.py $(BENCH)/data/tiny
+	$(BIN)/python benchmarks/shared_train.py --data $(BENCH)/data/tiny --out benchmarks/results
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
 	$(BIN)/python benchmarks/shared_handover.py
 	$(BIN)/python benchmarks/shared_batches.py --data tiny=$(TINY):train-64 --warm 250 --cache off

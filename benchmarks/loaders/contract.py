@@ -2,17 +2,21 @@
 
 A peer is a module `peers/<name>.py`, run from this directory as `python -m peers.<name> --data FOLDER --work DIR ...`
 (as a module, so that `peers/ffcv.py` does not hide the package `ffcv`). It hands `run_peer` two functions:
-`convert(job, target)` writes the peer's own format once, and `batches(job, path)` yields image batches without end.
+`convert(job, target)` writes the peer's own format once, and `batches(job, path)` yields image batches without end, at
+the peer's best setting. `epochs(job, path)` is the peer as shipped: opened as its own documentation opens it (cited
+there), with nothing set but the batch size; it yields one iterable of batches for each epoch.
 """
 
 import argparse
 import json
 import os
+import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +27,13 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 TASK_PIXELS = {"rrc224": 224, "tiny64": 64}
 TINY_PAD_PIXELS = 4
-MIN_WARMUP_SECONDS = 2.0
+MIN_WARMUP_SECONDS = 1.5
 MIN_WARMUP_BATCHES = 4
 MIN_MEASURED_BATCHES = 4
 MEMORY_SAMPLE_SECONDS = 0.5
+EPOCHS = 3
+
+notes: list[str] = []  # what a loader says of its own choices; in the result
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Job:
     workers: int
     seconds: float
     variant: str
+    mode: str
+    """window: endless batches at the best setting; epochs: as shipped, three epochs from the call that opens it."""
     convert_only: bool
     """Stop after the conversion, so that a driver can do all conversions before the first measurement."""
 
@@ -59,6 +68,13 @@ class Job:
 
 Convert = Callable[[Job, Path], None]
 Batches = Callable[[Job, Path], Iterator[Any]]
+Epochs = Callable[[Job, Path], Generator[Iterable[Any], None, None]]
+
+
+def every_epoch(loader: Iterable[Any], images_of: Callable[[Any], Any]) -> Generator[Iterable[Any], None, None]:
+    """Of a loader that is iterated once for each epoch; `images_of` takes the images out of its batch."""
+    while True:
+        yield map(images_of, loader)
 
 
 def train_files(folder: Path) -> tuple[list[str], list[int]]:
@@ -88,6 +104,7 @@ def parse_job(variants: tuple[str, ...]) -> Job:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--variant", choices=variants, default=variants[0])
+    parser.add_argument("--mode", choices=["window", "epochs"], default="window")
     parser.add_argument("--convert-only", action="store_true")
     return Job(**vars(parser.parse_args()))
 
@@ -127,13 +144,14 @@ def process_tree() -> list[psutil.Process]:
 
 
 def tree_cpu_seconds() -> float:
+    """Of this process and its children, those that ended (and were waited for) included."""
     total = 0.0
     for process in process_tree():
         try:
             times = process.cpu_times()
         except psutil.Error:
             continue  # ended between the listing and the reading
-        total += times.user + times.system
+        total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
@@ -161,7 +179,8 @@ def busy_cpu_seconds() -> float:
 def check_batch(job: Job, images: Any) -> str:
     """Refuse a batch that is not what the task asks for; return its layout."""
     shape, dtype = tuple(images.shape), str(images.dtype).removeprefix("torch.")
-    layouts = {(job.batch, 3, job.pixels, job.pixels): "NCHW", (job.batch, job.pixels, job.pixels, 3): "NHWC"}
+    count = min(len(images), job.batch) if job.mode == "epochs" else job.batch  # few samples, spread over workers
+    layouts = {(count, 3, job.pixels, job.pixels): "NCHW", (count, job.pixels, job.pixels, 3): "NHWC"}
     if shape not in layouts or dtype != job.output:
         raise SystemExit(f"batch is {dtype} {shape}, wanted {job.output} as one of {list(layouts)}")
     low, high, mean = float(images.min()), float(images.max()), float(np.asarray(images[:8]).mean())
@@ -214,6 +233,36 @@ def measure(job: Job, source: Iterator[Any]) -> dict[str, Any]:
     }
 
 
+def measure_epochs(job: Job, open_epochs: Epochs, path: Path) -> dict[str, Any]:
+    """Three epochs of a loader that nothing else slows down. Seconds count from the call that opens it: imports are no
+    part of it, listing files and starting workers are."""
+    ends, cpus, first_seconds, first_batch, samples = [], [], 0.0, None, 0
+    cpu_before, busy_before, started = tree_cpu_seconds(), busy_cpu_seconds(), time.perf_counter()
+    epochs = open_epochs(job, path)
+    for batches in islice(epochs, EPOCHS):
+        for images in batches:
+            if first_batch is None:
+                first_batch, first_seconds = images, time.perf_counter() - started
+            samples += len(images)
+        ends.append(time.perf_counter() - started)
+        cpus.append(tree_cpu_seconds() - cpu_before)
+    busy, each = busy_cpu_seconds() - busy_before, samples / EPOCHS
+    epochs.close()
+    return {
+        "epoch_samples": round(each),
+        "epoch0_per_second": round(each / ends[0], 1),
+        "epoch1_per_second": round(each / (ends[1] - ends[0]), 1),
+        "total_seconds": round(ends[-1], 4),
+        "first_batch_ms": round(1e3 * first_seconds, 1),
+        "cpu_us_epoch0": round(1e6 * cpus[0] / each, 2),
+        "cpu_us_all": round(1e6 * cpus[-1] / samples, 2),
+        "foreign_cpu_share": round(max(0.0, busy - cpus[-1]) / (ends[-1] * os.cpu_count()), 3),
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "layout": check_batch(job, first_batch),
+        "notes": "; ".join(notes),
+    }
+
+
 def run_peer(
     peer: str,
     packages: tuple[str, ...],
@@ -221,20 +270,27 @@ def run_peer(
     convert: Convert | None = None,
     variants: tuple[str, ...] = ("",),
     folder_variants: tuple[str, ...] = (),
+    epochs: Epochs | None = None,
+    converted_as: Mapping[str, str] | None = None,
 ) -> None:
     """Convert once if needed, warm up, measure, print one line of JSON, and leave without waiting for the workers.
 
-    `folder_variants` are those of the variants that read the image folder and need no conversion.
+    `folder_variants` are those of the variants that read the image folder and need no conversion; `converted_as` names
+    the conversion of variants that share one.
     """
     job = parse_job(variants)
-    name = f"{peer}-{job.variant}" if job.variant else peer
+    name = (converted_as or {}).get(job.variant) or (f"{peer}-{job.variant}" if job.variant else peer)
     from_folder = convert is None or job.variant in folder_variants
     path, convert_seconds = (job.data, 0.0) if from_folder else converted(job, convert, name)
     if job.convert_only:
         return
     files = stored_files(path, from_folder)
     warm_page_cache(files)
-    result = measure(job, iter(batches(job, path)))
+    if job.mode == "epochs":
+        assert epochs is not None, f"{peer} has no function for what it is as shipped"
+        result = measure_epochs(job, epochs, path)
+    else:
+        result = measure(job, iter(batches(job, path)))
     about = {
         "peer": name,
         "task": job.task,

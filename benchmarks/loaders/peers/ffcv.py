@@ -1,12 +1,22 @@
 """FFCV, its JPEG mode (`--variant jpeg`) and its decoded mode (`--variant raw`), data held in the page cache."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import torch
-from contract import IMAGENET_MEAN, IMAGENET_STD, TINY_PAD_PIXELS, Job, run_peer, source_jpeg_quality, train_files
+from contract import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    TINY_PAD_PIXELS,
+    Job,
+    every_epoch,
+    run_peer,
+    source_jpeg_quality,
+    train_files,
+)
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
@@ -62,6 +72,13 @@ def batches(job: Job, path: Path) -> Iterator[torch.Tensor]:
             yield images
 
 
+def epochs(job: Job, path: Path) -> Iterator[Iterable[torch.Tensor]]:
+    """One worker for each core unless set, os_cache unless set; the order of https://docs.ffcv.io/quickstart.html"""
+    pipelines = {"image": image_operations(job), "label": [IntDecoder(), ToTensor()]}
+    loader = Loader(str(path / "train.beton"), batch_size=job.batch, order=OrderOption.RANDOM, pipelines=pipelines)
+    return every_epoch(loader, itemgetter(0))
+
+
 if __name__ == "__main__":
     os.environ.setdefault("NUMBA_NUM_THREADS", "2")
-    run_peer("ffcv", ("ffcv", "torch"), batches, convert, variants=("jpeg", "raw"))
+    run_peer("ffcv", ("ffcv", "torch"), batches, convert, variants=("jpeg", "raw"), epochs=epochs)

@@ -1,7 +1,8 @@
 """Grain: its MapDataset over the image folder, Pillow transforms in numpy, two worker processes."""
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grain.python as grain
@@ -35,5 +36,14 @@ def batches(job: Job, folder: Path) -> Iterator[np.ndarray]:
     return (images for images, _ in loader)
 
 
+def epochs(job: Job, folder: Path) -> Iterator[Iterable[np.ndarray]]:
+    """Threads and buffer as to_iter_dataset sets them (16 and 500), shuffled anew for each epoch, no worker processes:
+    https://google-grain.readthedocs.io/en/latest/tutorials/dataset_basic_tutorial.html"""
+    dataset = grain.MapDataset.source(list(zip(*train_files(folder), strict=True)))
+    for epoch in itertools.count():
+        loaded = dataset.seed(epoch).shuffle().random_map(LoadImage(job)).batch(job.batch)
+        yield (images for images, _ in loaded.to_iter_dataset())
+
+
 if __name__ == "__main__":
-    run_peer("grain", ("grain", "numpy", "pillow"), batches)
+    run_peer("grain", ("grain", "numpy", "pillow"), batches, epochs=epochs)

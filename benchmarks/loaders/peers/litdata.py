@@ -1,10 +1,11 @@
 """LitData: chunks of the original JPEG bytes, decoded by torchvision, v2 transforms, StreamingDataLoader."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import torch
-from contract import Job, run_peer, train_files
+from contract import Job, every_epoch, run_peer, train_files
 from litdata import ParallelStreamingDataset, StreamingDataLoader, StreamingDataset, optimize
 from peers.torchvision_v2 import make_transform
 from PIL import Image
@@ -36,5 +37,10 @@ def batches(job: Job, path: Path) -> Iterator[torch.Tensor]:
     return (images for ((images, _),) in loader)
 
 
+def epochs(job: Job, path: Path) -> Iterator[Iterable[torch.Tensor]]:
+    """shuffle and drop_last as in https://lightning.ai/docs/litdata/quick-start, no workers unless set"""
+    return every_epoch(StreamingDataLoader(TransformedImages(job, path), batch_size=job.batch), itemgetter(0))
+
+
 if __name__ == "__main__":
-    run_peer("litdata", ("litdata", "torch", "torchvision"), batches, convert)
+    run_peer("litdata", ("litdata", "torch", "torchvision"), batches, convert, epochs=epochs)

@@ -1,10 +1,11 @@
 """Mosaic streaming: MDS shards of the original JPEG bytes, Pillow transforms, DataLoader."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import torch
-from contract import Job, run_peer, train_files
+from contract import Job, every_epoch, run_peer, train_files
 from peers.torch_samples import pillow_sample
 from PIL import Image
 from streaming import MDSWriter, Stream, StreamingDataset
@@ -22,7 +23,7 @@ def convert(job: Job, target: Path) -> None:
 
 class PillowImages(StreamingDataset):
     def __init__(self, job: Job, path: Path) -> None:
-        streams = [Stream(local=str(path), repeat=PASSES_PER_EPOCH)]
+        streams = [Stream(local=str(path), repeat=1 if job.mode == "epochs" else PASSES_PER_EPOCH)]
         super().__init__(streams=streams, shuffle=True, batch_size=job.batch, num_canonical_nodes=1)
         self.job = job
 
@@ -37,5 +38,12 @@ def batches(job: Job, path: Path) -> Iterator[torch.Tensor]:
     return (images for images, _ in loader)
 
 
+def epochs(job: Job, path: Path) -> Iterator[Iterable[torch.Tensor]]:
+    """A DataLoader with the batch size alone:
+    https://docs.mosaicml.com/projects/streaming/en/stable/getting_started/quick_start.html"""
+    clean_stale_shared_memory()
+    return every_epoch(DataLoader(PillowImages(job, path), batch_size=job.batch), itemgetter(0))
+
+
 if __name__ == "__main__":
-    run_peer("mosaic", ("mosaicml-streaming", "torch", "pillow"), batches, convert)
+    run_peer("mosaic", ("mosaicml-streaming", "torch", "pillow"), batches, convert, epochs=epochs)

@@ -1,15 +1,16 @@
 """SPDL: its thread pipeline over FFmpeg's decoder and filters, one call per batch, normalised by torch."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import spdl.io
 import torch
-from contract import TINY_PAD_PIXELS, Job, run_peer, train_files
+from contract import TINY_PAD_PIXELS, Job, every_epoch, run_peer, train_files
 from peers.normalization import BatchNormalizer
 from peers.pillow_crops import random_resized_box
 from peers.torch_samples import EndlessShuffle
+from spdl.dataloader import DataLoader
 from spdl.pipeline import PipelineBuilder
 
 PHOTO_PIXELS = (500, 375)  # the filter is written before the image is opened; the crop needs its size
@@ -47,5 +48,24 @@ def batches(job: Job, folder: Path) -> Iterator[torch.Tensor]:
             yield normalize(images_nhwc) if job.is_float else images_nhwc.permute(0, 3, 1, 2)
 
 
+def epochs(job: Job, folder: Path) -> Iterator[Iterable[torch.Tensor]]:
+    """Its DataLoader with the threads and buffers it has unless set, decoding as its own example does:
+    https://facebookresearch.github.io/spdl/main/generated/spdl.dataloader.DataLoader.html"""
+    paths = train_files(folder)[0]
+
+    def decode(path: str) -> spdl.io.ImageFrames:
+        return spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=random_filter(job))
+
+    def batchify(frames: list[spdl.io.ImageFrames]) -> torch.Tensor:
+        return spdl.io.to_torch(spdl.io.convert_frames(frames))
+
+    class Shuffled:
+        def __iter__(self) -> Iterator[str]:
+            return iter(random.sample(paths, len(paths)))
+
+    loader = DataLoader(Shuffled(), preprocessor=decode, batch_size=job.batch, aggregator=batchify)
+    return every_epoch(loader, lambda images_nhwc: images_nhwc.permute(0, 3, 1, 2))
+
+
 if __name__ == "__main__":
-    run_peer("spdl", ("spdl", "torch"), batches)
+    run_peer("spdl", ("spdl", "torch"), batches, epochs=epochs)

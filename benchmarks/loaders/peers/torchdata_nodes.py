@@ -1,13 +1,15 @@
 """torchdata nodes: threads over batches, torchvision's decoder and v2 transforms (both free the GIL in part)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import torch
-from contract import Job, run_peer
+from contract import Job, every_epoch, run_peer
 from peers.torch_samples import EndlessShuffle
 from peers.torchvision_v2 import TensorFolder
-from torchdata.nodes import Batcher, Loader, ParallelMapper, Prefetcher, SamplerWrapper
+from torch.utils.data import RandomSampler, default_collate
+from torchdata.nodes import Batcher, Loader, Mapper, ParallelMapper, Prefetcher, SamplerWrapper
 
 
 def batches(job: Job, folder: Path) -> Iterator[torch.Tensor]:
@@ -23,5 +25,14 @@ def batches(job: Job, folder: Path) -> Iterator[torch.Tensor]:
     return (images for images, _ in Loader(Prefetcher(node, prefetch_factor=2)))
 
 
+def epochs(job: Job, folder: Path) -> Iterator[Iterable[torch.Tensor]]:
+    """Three threads over samples, as in https://pytorch.org/data/main/getting_started_with_torchdata_nodes.html"""
+    dataset = TensorFolder(job, folder)
+    node = SamplerWrapper(RandomSampler(range(len(dataset.paths))))
+    node = ParallelMapper(node, map_fn=dataset.__getitem__, num_workers=3, method="thread")
+    node = Mapper(Batcher(node, job.batch, drop_last=False), default_collate)
+    return every_epoch(Loader(node), itemgetter(0))
+
+
 if __name__ == "__main__":
-    run_peer("torchdata-nodes", ("torchdata", "torch", "torchvision"), batches)
+    run_peer("torchdata-nodes", ("torchdata", "torch", "torchvision"), batches, epochs=epochs)

@@ -1,13 +1,14 @@
 """WebDataset: tar shards, Pillow decoding and transforms in the workers."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import torch
 import webdataset as wds
-from contract import Job, run_peer, train_files
+from contract import Job, every_epoch, run_peer, train_files
 from peers.torch_samples import pillow_sample
 from PIL import Image
 
@@ -42,5 +43,13 @@ def batches(job: Job, path: Path) -> Iterator[torch.Tensor]:
     return (images for images, _ in loader)
 
 
+def epochs(job: Job, path: Path) -> Iterator[Iterable[torch.Tensor]]:
+    """Four workers and a shuffle of 1000, as in https://webdataset.github.io/webdataset/gettingstarted/"""
+    shards = sorted(str(file) for file in path.glob("*.tar"))
+    dataset = wds.WebDataset(shards, shardshuffle=SHARDS).shuffle(1000).to_tuple("jpg", "cls")
+    loader = torch.utils.data.DataLoader(dataset.map(partial(decode_sample, job)), num_workers=4, batch_size=job.batch)
+    return every_epoch(loader, itemgetter(0))
+
+
 if __name__ == "__main__":
-    run_peer("webdataset", ("webdataset", "torch", "pillow"), batches, convert)
+    run_peer("webdataset", ("webdataset", "torch", "pillow"), batches, convert, epochs=epochs)

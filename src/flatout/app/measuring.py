@@ -64,6 +64,7 @@ class OneBatch:
 
     def __init__(self, batch: Any, batches_per_epoch: int) -> None:
         self.batch = batch
+        self.resolved: dict[str, Any] = {}
         self.quarantine: dict[int, Failure] = {}
         self.stages = StageSeconds()
         self.batches_per_epoch = batches_per_epoch

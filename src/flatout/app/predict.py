@@ -16,7 +16,7 @@ from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
 from flatout.diagnosis.reading import read_signals, workers_of
-from flatout.diagnosis.what_if import SETTINGS, Prediction, predict, staging_break_even, with_residual
+from flatout.diagnosis.what_if import SETTINGS, Prediction, cache_break_even, predict, staging_break_even, with_residual
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.reports.predictions import predictions_table, scores_table
 from flatout.runs import Run, list_runs, read_run
@@ -69,9 +69,10 @@ def calibration_of(run: Run, config: Config) -> Calibration:
         raise RunDirectoryError(
             f"{run.directory} has {signals.steps_done} steps; a prediction needs at least 3: train it a little longer"
         )
-    return with_residual(
-        calibrate(signals, settings_of(config, signals.workers, signals.batch_size)), signals.step_seconds
-    )
+    settings = settings_of(config, signals.workers, signals.batch_size)
+    if signals.cache_choice is not None:
+        settings = replace(settings, cache=signals.cache_choice.tier)
+    return with_residual(calibrate(signals, settings), signals.step_seconds)
 
 
 def settings_of(config: Config, workers: int, batch_size: int) -> Settings:
@@ -93,9 +94,8 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
         resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, round(calibration.cores))
     if resolved.get("train.precision") == "auto":  # the machine's choice, and the run's own
         resolved["train.precision"] = calibration.settings.precision
-    prediction = replace(
-        predict(calibration, resolved), changes=changes, break_even_epochs=staging_break_even(calibration, resolved)
-    )
+    break_even = staging_break_even(calibration, resolved) or cache_break_even(calibration, resolved)
+    prediction = replace(predict(calibration, resolved), changes=changes, break_even_epochs=break_even)
     if hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices)) is None:
         return replace(prediction, usd=None)
     return replace(prediction, usd=_usd(prediction, calibration, changed))
@@ -103,7 +103,9 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
 
 def _usd(prediction: Prediction, calibration: Calibration, config: Config) -> Interval:
     """Machines by the second, and every sample once per epoch from a store that is not copied."""
-    copied = config.data.stage != "off" or config.data.cache != "off"
+    choice, wanted = calibration.cache_choice, config.data.cache
+    cache = wanted if choice is None else choice.tier_for(wanted, config.train.epochs)
+    copied = config.data.stage != "off" or cache != "off"
     epochs = (1 if copied else config.train.epochs) if calibration.remote else 0
     gets = epochs * calibration.samples_per_epoch
     return run_usd(

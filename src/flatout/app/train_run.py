@@ -336,6 +336,8 @@ class _Session:
             setup.recipe, config, workers, setup.device.kind, self._recorder, self._directory.root, epochs
         )
         self._loader = self._data.loader
+        if self._ranks.rank == 0:
+            write_json(self._directory.resolved, self._loader.resolved)
         if (val_recipe := setup.opened.val_recipe) is not None:
             self._val_loader = open_source(
                 val_recipe, config.data, min(workers, 1), False, setup.device.kind,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +138,7 @@ class BatchSource(Protocol):
     batches_per_epoch: int
     samples: int
     notes: tuple[str, ...]  # what was chosen, and why
+    resolved: dict[str, Any]  # the same as JSON values, by what was decided
     quarantine: dict[int, Failure]
     stages: StageSeconds
     memory_bytes: int  # at most, for batches and what is kept

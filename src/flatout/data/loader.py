@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class Loader:
         control: WorkerControl | None = None,
     ) -> None:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
+        self.resolved: dict[str, Any] = {}
         self.log: SampleLog | None = None
         self.cache: SampleCache | None = None
         self.memory_bytes = 0  # at most, for batches and cache
@@ -212,6 +213,7 @@ def open_loader(
     if adapts:
         notes.append(f"workers: {workers} to begin with, up to {most} where batches are waited for and cores are idle")
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
+    loader.resolved = {"cache": cache.to_dict(config.cache, epochs)}
     loader.log, loader.cache = log, cache.store
     loader.memory_bytes = own_bytes + (prefetch + 2) * recipe.largest_bytes() + cache.memory_bytes
     return loader
@@ -242,8 +244,9 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
     for index in range(min(_MEASUREMENTS, few.batches_per_epoch)):
         stages = prepare(few, 0, index, space).stages
         waits.append(stages.fetch / max(stages.decode + stages.augment, 1e-6))
-    # what is done once, as finding all samples of a tar, is no wait; nor is a moment in which others had the core
-    return workers_for(usable_cores(), device_kind, median(waits))
+    # the least: slow files are slow every time, what is done once (finding all samples of a tar) and others that have
+    # the core are not
+    return workers_for(usable_cores(), device_kind, min(waits))
 
 
 def with_raw_shape(recipe: Recipe) -> Recipe:

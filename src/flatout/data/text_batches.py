@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,6 +135,7 @@ class TextSource:
         recorder: Recorder | None = None,
     ) -> None:
         self.notes: tuple[str, ...] = ()
+        self.resolved: dict[str, Any] = {}
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch

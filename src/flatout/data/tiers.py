@@ -1,12 +1,14 @@
 """Which tier keeps decoded samples: chosen by size, budget and what filling it costs, and said."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from typing import Any
 
 import numpy as np
 
 from flatout.cache.arena import disk_arena, memory_arena
 from flatout.data.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
-from flatout.data.fill_costs import fill_or_not, probe_samples
+from flatout.data.fill_costs import SampleCosts, fill_or_not, probe_samples
 from flatout.data.prepare import Recipe
 from flatout.data.sample_cache import SampleCache
 from flatout.errors import ConfigError, NoSpace
@@ -22,6 +24,26 @@ class Chosen:
     store: SampleCache | None
     note: str
     memory_bytes: int = 0
+    tier: str = "off"
+    possible: bool = True  # False where no setting of data.cache would give one
+    fits: str | None = None  # the tier with room for everything; None where nobody looked, or there is none
+    costs: SampleCosts | None = None
+
+    def to_dict(self, wanted: str, epochs: int | None) -> dict[str, Any]:
+        """For the run's resolved.json: what was decided and the figures behind it. Seconds are of one sample on one
+        core; `pays_after_epochs` is null where it was not measured, and where filling never pays."""
+        pays = None if self.costs is None else self.costs.pays_after_epochs()
+        figures = {"crop_seconds": None, "fill_seconds": None, "kept_seconds": None}
+        return {
+            "wanted": wanted,
+            "tier": self.tier,
+            "reason": self.note.removeprefix("cache: "),
+            "epochs": epochs,
+            "possible": self.possible,
+            "fits": self.fits,
+            **(figures if self.costs is None else asdict(self.costs)),
+            "pays_after_epochs": pays if pays is not None and isfinite(pays) else None,
+        }
 
 
 def choose_cache(
@@ -34,9 +56,9 @@ def choose_cache(
     if wanted == "off":
         return Chosen(None, "cache: off (data.cache)")
     if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
-        return Chosen(None, "cache: not needed, the pack is decoded")
+        return Chosen(None, "cache: not needed, the pack is decoded", possible=False)
     if worker_kind == "process":
-        return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)")
+        return Chosen(None, "cache: off, worker processes do not share one (data.worker_kind)", possible=False)
     probed = probe_samples(recipe, with_costs=wanted == "auto" and (epochs is None or epochs > 1))
     needed = int(probed.decoded_bytes * len(recipe.split) * (1.0 if probed.one_size else _MARGIN))
     folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
@@ -49,8 +71,8 @@ def choose_cache(
             return Chosen(None, f"cache: off, {format_bytes(needed)} of decoded samples fit neither memory nor disk")
         fills, why = fill_or_not(probed.costs, epochs)
         if not fills and not (fits == "disk" and on_disk):  # what an earlier run left costs nothing
-            return Chosen(None, f"cache: off, {why}")
-        return _opened(fits, recipe, needed, memory, disk, f"; {why}")
+            return Chosen(None, f"cache: off, {why}", fits=fits, costs=probed.costs)
+        return replace(_opened(fits, recipe, needed, memory, disk, f"; {why}"), fits=fits, costs=probed.costs)
     return _opened(wanted, recipe, needed, memory, disk, "")
 
 
@@ -61,7 +83,9 @@ def _without_cache(wanted: str, recipe: Recipe) -> Chosen:
         raise ConfigError(f"view {view!r} has decode: scaled but the pack holds decoded images; use decode: exact")
     if wanted in ("memory", "disk"):
         raise ConfigError(f"cache is {wanted} but view {view!r} has decode: scaled, of which no two crops share pixels")
-    return Chosen(None, f"cache: off, view {view} has decode: scaled and a cache keeps whole, exact images")
+    return Chosen(
+        None, f"cache: off, view {view} has decode: scaled and a cache keeps whole, exact images", possible=False
+    )
 
 
 def _opened(tier: str, recipe: Recipe, needed: int, memory: int, disk: int, why: str) -> Chosen:
@@ -70,10 +94,10 @@ def _opened(tier: str, recipe: Recipe, needed: int, memory: int, disk: int, why:
         capacity = min(needed, memory)
         fits = "all" if capacity == needed else f"{100 * capacity / needed:.0f} % of the"
         note = f"cache: {fits} decoded samples in memory ({format_bytes(capacity)}){why}"
-        return Chosen(SampleCache(memory_arena(rows, capacity)), note, capacity)
+        return Chosen(SampleCache(memory_arena(rows, capacity)), note, capacity, tier)
     folder = cache_folder() / f"decoded-{recipe.split.storage_key()}"
     try:
         store = SampleCache(disk_arena(folder, rows, min(needed, disk)))
     except NoSpace as error:
         return Chosen(None, f"cache: off, {error}")
-    return Chosen(store, f"cache: decoded samples in {folder}{why}")
+    return Chosen(store, f"cache: decoded samples in {folder}{why}", tier=tier)

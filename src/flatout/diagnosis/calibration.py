@@ -6,6 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.model.device import DeviceTime, fit_device_time
 from flatout.diagnosis.signals import Signals, Step
 
@@ -96,6 +97,9 @@ class Calibration:
     device_points: tuple[tuple[float, float], ...] = field(default=())
     batch_tokens: int | None = None
     """What a batch is cut by, where it is not samples; settings.batch_size is then the mean batch."""
+    cache_choice: CacheChoice | None = None
+    sample_state: str = DECODED_EACH_EPOCH
+    """In which of the states of cache_choice.py the seconds of a sample above were measured."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,6 +109,7 @@ class Calibration:
         known = {each.name for each in fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["settings"], kept["device"] = Settings(**kept["settings"]), DeviceTime(**kept["device"])
+        kept["cache_choice"] = CacheChoice.from_dict(kept.get("cache_choice"))
         for name in ("device_points", "buckets"):
             kept[name] = tuple((first, second) for first, second in kept.get(name, ()))
         return cls(**kept)
@@ -155,7 +160,17 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         cold_extra_seconds=_cold_extra(signals),
         epoch_gap_seconds=_epoch_gap(signals),
         batch_tokens=signals.batch_tokens,
+        cache_choice=signals.cache_choice,
+        sample_state=_sample_state(signals),
     )  # fmt: skip
+
+
+def _sample_state(signals: Signals) -> str:
+    """Of the warm steps: where there is but one epoch, it fills the cache, unless an earlier run had filled it."""
+    if not signals.fills_cache:
+        return DECODED_EACH_EPOCH
+    found_kept = (signals.cache_hits or 0) > (signals.cache_misses or 0)
+    return KEPT if found_kept or len({step.epoch for step in signals.steps}) > 1 else FILLING
 
 
 def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceTime:

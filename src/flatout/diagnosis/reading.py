@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
+from flatout.diagnosis.cache_choice import CacheChoice
 from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
 from flatout.errors import ConfigError
 from flatout.runs import Run
@@ -41,6 +42,7 @@ def read_signals(run: Run) -> Signals:
         dataset_bytes=data.get("dataset_bytes"),
         cache_hits=data.get("cache_hits"),
         cache_misses=data.get("cache_misses"),
+        cache_choice=CacheChoice.from_dict(read_json(run.directory / "resolved.json").get("cache")),
         samples_loaded=_samples_loaded(summary, steps, epochs),
         validations=sum(epoch.val_loss is not None for epoch in epochs),
         checkpoints=_span_count(run.directory, "checkpoint"),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from flatout.diagnosis.cache_choice import CacheChoice
+
 WARM_UP_STEPS = 2
 """The first steps of a run import, allocate and tune; they are startup, whatever their name."""
 _COLD_RATIO = 1.3
@@ -155,6 +157,9 @@ class Signals:
     remote: bool = False
     staged: bool = False
     cache: str = "off"
+    """data.cache of the recipe."""
+    cache_choice: CacheChoice | None = None
+    """What the loader made of it; None for a run that did not write it down."""
     python_augment: bool = False
     samples_loaded: int | None = None
     """Training and validation samples that were prepared, over which the seconds below are summed."""
@@ -208,9 +213,20 @@ class Signals:
         has a rule of its own)."""
         later = self.steps[WARM_UP_STEPS:] or self.steps
         later = tuple(step for step in later if step.batch_index > 0) or later
-        if self.cold_ratio is not None and self.cold_ratio > _COLD_RATIO:
+        if self.fills_cache or (self.cold_ratio is not None and self.cold_ratio > _COLD_RATIO):
             return tuple(step for step in later if step.epoch != self.steps[0].epoch) or later
         return later
+
+    @property
+    def fills_cache(self) -> bool:
+        """The first epoch keeps what later ones find: its samples cost something else."""
+        return self.cache_choice is not None and self.cache_choice.tier != "off"
+
+    @property
+    def cache_is_worth_a_try(self) -> bool:
+        """Nothing is kept, and the loader did not decide that by itself."""
+        choice = self.cache_choice
+        return self.cache == "off" and self.epochs_planned > 1 and (choice is None or not choice.declined)
 
     @cached_property
     def cold_ratio(self) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT
 from flatout.diagnosis.calibration import Calibration, Settings
 from flatout.diagnosis.model.communication import Bucket, Link, even_buckets, exposed_seconds
 from flatout.diagnosis.model.input import Loading, SampleCosts, batch_seconds, batches_per_second
@@ -51,7 +52,7 @@ class World:
 @dataclass(frozen=True)
 class Prediction:
     """Seconds of a warm step, a warm epoch and the whole run; `memory` and `usd` are None where nothing is known.
-    `break_even_epochs` says from how many epochs on staging pays, where that is what changes."""
+    `break_even_epochs` says from how many epochs on staging or caching pays, where that is what changes."""
 
     changes: Mapping[str, Any]
     step: Interval
@@ -77,7 +78,7 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
     settings, world, device = _apply(calibration, changes)
     changed = replace(calibration, device=device)
     seconds, limit = _corrected(changed, settings, world)
-    cold, _ = _corrected(changed, _cold(settings, calibration), world)
+    cold, _ = _corrected(changed, _cold(settings, calibration), world, first_epoch=True)
     error = calibration.step_error + _extrapolation(calibration, settings, world)
     step = Interval.around(seconds, error)
     parts = _run_parts(changed, settings, step, Interval.around(cold, error))
@@ -121,7 +122,28 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
         elif not key.startswith("cost."):  # priced by the ledger, where the whole recipe is known
             known = ", ".join(sorted({*SETTINGS, *WORLD, OTHER_BATCH, GLOBAL_BATCH}))
             raise ConfigError(f"no prediction for {key}: the model knows nothing of it; it knows {known}")
-    return settings, world, device
+    return _with_tier(calibration, settings, changes), world, device
+
+
+def _with_tier(calibration: Calibration, settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The tier that the loader would choose for the changed job, where it said how it chooses."""
+    choice = calibration.cache_choice
+    if choice is None or not changes:
+        return settings
+    return replace(
+        settings, cache=choice.tier_for(changes.get("data.cache", choice.wanted), _epochs(calibration, settings))
+    )
+
+
+def _epochs(calibration: Calibration, settings: Settings) -> int:
+    """Begun at least."""
+    if settings.max_steps is None:
+        return settings.epochs
+    return min(settings.epochs, math.ceil(settings.max_steps / _steps_per_epoch(calibration, settings)))
+
+
+def _steps_per_epoch(calibration: Calibration, settings: Settings) -> int:
+    return math.ceil(calibration.samples_per_epoch / settings.batch_size)
 
 
 def with_residual(calibration: Calibration, measured_step_seconds: float) -> Calibration:
@@ -131,20 +153,22 @@ def with_residual(calibration: Calibration, measured_step_seconds: float) -> Cal
     return replace(calibration, residual=min(1.4, max(0.7, ratio)), limit=limit)
 
 
-def _corrected(calibration: Calibration, settings: Settings, world: World) -> tuple[float, str]:
-    seconds, limit = _step(calibration, settings, world)
+def _corrected(
+    calibration: Calibration, settings: Settings, world: World, first_epoch: bool = False
+) -> tuple[float, str]:
+    seconds, limit = _step(calibration, settings, world, first_epoch)
     return (seconds * calibration.residual if limit == calibration.limit else seconds), limit
 
 
 def _mean_batch(calibration: Calibration, settings: Settings) -> float:
     """The last batch of an epoch is short: steps are those of the mean batch."""
-    return calibration.samples_per_epoch / math.ceil(calibration.samples_per_epoch / settings.batch_size)
+    return calibration.samples_per_epoch / _steps_per_epoch(calibration, settings)
 
 
-def _step(calibration: Calibration, settings: Settings, world: World) -> tuple[float, str]:
-    """Seconds of a warm step and what sets its pace."""
+def _step(calibration: Calibration, settings: Settings, world: World, first_epoch: bool = False) -> tuple[float, str]:
+    """Seconds of a step, in general a warm one, and what sets its pace."""
     own = _own_seconds(calibration, settings, world)
-    costs = _sample_costs(calibration, settings, world)
+    costs = _sample_costs(calibration, settings, world, first_epoch)
     batch = _mean_batch(calibration, settings)
     if settings.workers == 0:
         load = batch_seconds(batch, costs)
@@ -199,18 +223,42 @@ def _communication(calibration: Calibration, computing: float, world: World) -> 
     return exposed_seconds(buckets, ranks, link, computing)
 
 
-def _sample_costs(calibration: Calibration, settings: Settings, world: World) -> SampleCosts:
-    """Fetching and working on one sample, once caches and stage are warm."""
+def _sample_costs(calibration: Calibration, settings: Settings, world: World, first_epoch: bool = False) -> SampleCosts:
+    """Fetching and working on one sample, once caches and stage are warm or while the first epoch fills them."""
     fetch, decode, augment = calibration.fetch_seconds, calibration.decode_seconds, calibration.augment_seconds
     if world.latency_seconds is not None and calibration.request_seconds:
         latency, usual = calibration.store_latency_seconds or calibration.request_seconds, calibration.request_seconds
         fetch *= max(usual + world.latency_seconds - latency, 1e-4) / usual
     if settings.stage != "off" and calibration.remote and settings.epochs > 1:
         fetch = min(fetch, _LOCAL_READ_SECONDS)
-    if settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
+    if calibration.cache_choice is not None and calibration.cache_choice.is_measured:
+        fetch, decode = _by_measured_costs(calibration, _sample_state(settings, first_epoch), fetch, decode + augment)
+        augment = 0.0
+    elif settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
         fetch, decode = min(fetch, _MEMORY_READ_SECONDS), 0.0
     crowded = _crowding(calibration, settings.hands) / _crowding(calibration, calibration.measured_workers)
     return SampleCosts((decode + augment) * crowded, latency_seconds=max(fetch, 1e-9))
+
+
+def _sample_state(settings: Settings, first_epoch: bool) -> str:
+    if settings.cache == "off":
+        return DECODED_EACH_EPOCH
+    return FILLING if first_epoch or settings.epochs <= 1 else KEPT
+
+
+def _by_measured_costs(calibration: Calibration, state: str, fetch: float, work: float) -> tuple[float, float]:
+    """Seconds of fetching and of working on one sample in another state than the one they were measured in.
+
+    The loader timed all states alone on one core. Of local files, what a busy machine makes of one state it makes of
+    the others. Of a store, waiting is kept apart: only the work changes, until nothing is fetched any more."""
+    choice, before = calibration.cache_choice, calibration.sample_state
+    if choice is None or state == before:
+        return fetch, work
+    if not calibration.remote:
+        factor = choice.seconds(state) / choice.seconds(before)
+        return fetch * factor, work * factor
+    work = max(0.0, work + choice.seconds(state) - choice.seconds(before))
+    return (min(fetch, _MEMORY_READ_SECONDS), choice.seconds(KEPT)) if state == KEPT else (fetch, work)
 
 
 def _crowding(calibration: Calibration, workers: int) -> float:
@@ -220,10 +268,11 @@ def _crowding(calibration: Calibration, workers: int) -> float:
 
 
 def _cold(settings: Settings, calibration: Calibration) -> Settings:
-    """The first epoch finds neither stage nor cache."""
-    measured = calibration.settings
+    """The first epoch finds neither stage nor cache. What filling costs is known only where the loader measured it."""
+    measured, choice = calibration.settings, calibration.cache_choice
+    fills_unmeasured = measured.cache == "off" and not (choice is not None and choice.is_measured)
     return replace(settings, stage="off" if measured.stage == "off" else settings.stage,
-                   cache="off" if measured.cache == "off" else settings.cache)  # fmt: skip
+                   cache="off" if fills_unmeasured else settings.cache)  # fmt: skip
 
 
 def _extrapolation(calibration: Calibration, settings: Settings, world: World) -> float:
@@ -246,10 +295,7 @@ def _extrapolation(calibration: Calibration, settings: Settings, world: World) -
 
 
 def _run_parts(calibration: Calibration, settings: Settings, step: Interval, cold: Interval) -> RunParts:
-    steps = math.ceil(calibration.samples_per_epoch / settings.batch_size)
-    epochs = settings.epochs
-    if settings.max_steps is not None:
-        epochs = min(epochs, math.ceil(settings.max_steps / steps))
+    steps, epochs = _steps_per_epoch(calibration, settings), _epochs(calibration, settings)
     total = min(epochs * steps, settings.max_steps or epochs * steps)
     saves = math.ceil(epochs / settings.checkpoint_every_epochs)
     saves += total // settings.checkpoint_every_steps if settings.checkpoint_every_steps else 0
@@ -271,7 +317,8 @@ def _run_parts(calibration: Calibration, settings: Settings, step: Interval, col
 def _cold_extra(calibration: Calibration, settings: Settings, steps: int, modelled: float) -> float:
     """As measured where the tiers stay as they are, else what the first epoch lacks."""
     measured = calibration.settings
-    if (settings.cache, settings.stage) == (measured.cache, measured.stage):
+    same = (settings.cache, settings.stage) == (measured.cache, measured.stage)
+    if same and calibration.sample_state != FILLING:
         return calibration.cold_extra_seconds
     return max(0.0, modelled) * steps
 
@@ -285,6 +332,14 @@ def _memory(calibration: Calibration, settings: Settings) -> Interval | None:
     measured = calibration.settings.batch_size
     fitted = fit_memory((0, max(0.0, peak - per_sample * measured)), (measured, peak))
     return Interval.around(fitted.peak_bytes(settings.batch_size, settings.checkpointing), 0.1)
+
+
+def cache_break_even(calibration: Calibration, changes: Mapping[str, Any]) -> int | None:
+    """From how many epochs on it pays to keep decoded samples, by what the loader measured."""
+    choice = calibration.cache_choice
+    if choice is None or choice.pays_after_epochs is None or changes.get("data.cache", "off") == "off":
+        return None
+    return math.floor(choice.pays_after_epochs) + 1
 
 
 def staging_break_even(calibration: Calibration, changes: Mapping[str, Any]) -> int | None:

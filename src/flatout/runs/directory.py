@@ -33,6 +33,7 @@ class RunDirectory:
         self.root = root
         self.config = root / "config.yaml"
         self.environment = root / "env.json"
+        self.resolved = root / "resolved.json"  # what was decided for this run, with the reasons
         self.steps = root / "steps.csv"
         self.epochs = root / "epochs.csv"
         self.system = root / "system.csv"

@@ -207,6 +207,21 @@ def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkey
     assert calls[0] > 1
 
 
+def test_auto_does_not_take_a_busy_machine_for_slow_files(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the three times, others had the core while a sample was read."""
+    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    locate, clock, calls = Split.locate, time.perf_counter, [0]
+
+    def preempted_twice(*args: Any) -> Any:
+        calls[0] += 1
+        return locate(*args)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000.0 * min(calls[0], 2))
+    monkeypatch.setattr(Split, "locate", preempted_twice)
+    assert choose_workers("auto", "cuda", recipe) == 3
+    assert calls[0] > 2
+
+
 def test_auto_measures_samples_on_a_rank_of_many_too(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
     assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)) == 3

@@ -1,5 +1,6 @@
 """Which cache is chosen, what is said about it, and that it stays within its budget."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from flatout.data import budgets, tiers
 from flatout.data import loader as loader_module
 from flatout.data.dataset import Split
 from flatout.data.decode import Undecodable, decode_pixels
+from flatout.data.fill_costs import Probed, SampleCosts
 from flatout.data.loader import open_loader
 from flatout.data.pack_writer import PackOptions, write_pack
 from flatout.data.prepare import Recipe, prepare
@@ -79,6 +81,7 @@ def test_decisions(
     on_disk = cache / f"decoded-{split.storage_key()}"
     assert on_disk.exists() == (tier == "disk")
     assert (chosen.store is None) == (tier is None)
+    assert chosen.to_dict(wanted, None)["tier"] == (tier or "off")
     if chosen.store is not None:
         assert chosen.store.arena.capacity_bytes <= (memory if tier == "memory" else disk)
         assert chosen.store.arena.rows == 20
@@ -258,3 +261,22 @@ def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.Monkey
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/user")
     assert budgets.cache_folder() == Path("/home/user/.cache/flatout")
+
+
+def test_what_was_decided_is_written_down_with_its_figures(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget(monkeypatch, BIG, BIG)
+    costs = SampleCosts(crop_seconds=0.002, fill_seconds=0.010, kept_seconds=0.001)  # pays after 9 epochs
+    monkeypatch.setattr(tiers, "probe_samples", lambda recipe, with_costs: Probed(DECODED / 20, True, costs))
+    told = open_loader(recipe(split), DataConfig(path="x"), 0, epochs=3).resolved["cache"]
+    assert json.loads(json.dumps(told)) == told
+    assert {key: told[key] for key in ("wanted", "tier", "fits", "possible", "epochs")} == {
+        "wanted": "auto", "tier": "off", "fits": "memory", "possible": True, "epochs": 3,
+    }  # fmt: skip
+    assert (told["crop_seconds"], told["fill_seconds"], told["kept_seconds"]) == (0.002, 0.010, 0.001)
+    assert told["pays_after_epochs"] == pytest.approx(9)
+    assert "pays after 9 epochs, the run has 3" in told["reason"]
+
+
+def test_a_cache_that_never_pays_is_no_infinite_number(split: Split) -> None:
+    never = Chosen(None, "cache: off, never pays", costs=SampleCosts(0.001, 0.002, 0.001))
+    assert never.to_dict("auto", 3)["pays_after_epochs"] is None

@@ -117,3 +117,14 @@ def test_a_log_of_another_program_has_few_columns(run: Path) -> None:
 def test_spot_prices_come_from_the_catalogue(run: Path) -> None:
     (run / "config.yaml").write_text("cost: {instance: g4dn.xlarge, count: 2}\n")
     assert read_signals(read_run(run)).spot_usd_per_hour == pytest.approx(2 * 0.229)
+
+
+def test_what_the_loader_decided_about_a_cache(run: Path) -> None:
+    assert read_signals(read_run(run)).cache_choice is None
+    told = {"wanted": "auto", "tier": "off", "reason": "off, never pays", "crop_seconds": 0.001, "of a newer kind": 1}
+    (run / "resolved.json").write_text(json.dumps({"cache": told}))
+    choice = read_signals(read_run(run)).cache_choice
+    assert choice is not None
+    assert (choice.tier, choice.declined, choice.reason) == ("off", True, "off, never pays")
+    (run / "resolved.json").write_text(json.dumps({"cache": ["of", "another", "kind"]}))
+    assert read_signals(read_run(run)).cache_choice is None

@@ -2,6 +2,7 @@
 
 from flatout.diagnosis.finding import Finding, Fix, percent, saving
 from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.rules.decode_bound import declined_cache
 from flatout.diagnosis.rules.throttling import throttled_share
 from flatout.diagnosis.signals import WARM_UP_STEPS, Signals
 from flatout.units import format_seconds
@@ -25,6 +26,7 @@ def find(signals: Signals) -> Finding | None:
         (
             f"it waits {format_seconds(extra)} longer for data, {percent(signals.share(extra))} of the run",
             f"later steps take {format_seconds(signals.step_seconds)}",
+            *declined_cache(signals),
         ),
         _fix(signals, fetching),
         Interval(extra * 0.7, extra * 0.3, extra),
@@ -34,4 +36,8 @@ def find(signals: Signals) -> Finding | None:
 def _fix(signals: Signals, fetching: bool) -> Fix:
     if fetching or signals.remote:
         return Fix("judge speed by warm epochs; stage before the machine is rented: flatout data stage")
+    if declined_cache(signals):
+        return Fix(
+            "judge speed by warm epochs; pack the samples, which reads them from a few large files: flatout data pack"
+        )
     return Fix("keep decoded samples from run to run, or pack them: flatout data pack", {"data.cache": "disk"})

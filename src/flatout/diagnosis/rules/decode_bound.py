@@ -24,14 +24,21 @@ def find(signals: Signals) -> Finding | None:
             f"decoding takes {format_seconds(load.decode_seconds / signals.batch)} an image, "
             f"{percent(load.decode_seconds / load.seconds)} of the work for a batch",
             f"{signals.workers} worker(s) on {signals.cores} usable cores",
+            *declined_cache(signals),
         ),
         _fix(signals),
         faster_steps(signals, signals.step_with(signals.workers, work_factor=rest), error=0.3),
     )
 
 
+def declined_cache(signals: Signals) -> tuple[str, ...]:
+    """Why the loader keeps no decoded samples, where it decided so by itself."""
+    choice = signals.cache_choice
+    return (f"the loader keeps no decoded samples: {choice.reason}",) if choice is not None and choice.declined else ()
+
+
 def _fix(signals: Signals) -> Fix:
-    if signals.cache == "off" and signals.epochs_planned > 1:
+    if signals.cache_is_worth_a_try:
         return Fix(
             "keep decoded samples after the first epoch, or pack them resized: flatout data pack",
             {"data.cache": "auto"},

@@ -9,7 +9,7 @@ _DECODED_FACTOR = 8  # decoded pixels over JPEG bytes, roughly
 
 def find(signals: Signals) -> Finding | None:
     load, memory, data = signals.load, signals.memory_total_bytes, signals.dataset_bytes
-    if signals.cache != "off" or signals.epochs_planned < 2 or load is None or memory is None or not data:
+    if not signals.cache_is_worth_a_try or load is None or memory is None or not data:
         return None
     if not signals.starved or signals.work_seconds <= 0 or data * _DECODED_FACTOR > 0.7 * memory:
         return None
