@@ -73,7 +73,7 @@ def _profile(ranks: Ranks, job: Job) -> StepProfile | None:
     if not all(ranks.group.gather(batch is not None and len(batch.sample_ids) > 0)):
         return None
     assert batch is not None
-    inputs = job.task.to_device(batch, job.learner.device.torch)
+    inputs = job.copies.inputs(batch)
     ranks.sync_next(False)
     return profile_step(job.task, job.learner, inputs, job.config.train.accumulate)
 

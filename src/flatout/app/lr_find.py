@@ -43,7 +43,7 @@ def find_learning_rate(
     workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
     points = []
     try:
-        batches = open_source(setup.recipe, config.data, workers)
+        batches = open_source(setup.recipe, config.data, workers, device_kind=setup.device.kind)
         with Display(quiet) as display, closing(batches):
             learner = build_learner(setup.task, config, setup.device)
             display.begin("learning rate", 0, steps)

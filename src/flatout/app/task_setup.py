@@ -8,6 +8,7 @@ from pathlib import Path
 from flatout.config.schema import Config, DataConfig
 from flatout.data.batch import AnyDataset, BatchSource
 from flatout.data.dataset import open_dataset
+from flatout.data.host_memory import memory_for
 from flatout.data.layouts import KNOWN_LAYOUTS
 from flatout.data.loader import choose_workers, open_loader
 from flatout.data.parallel_text import VOCABULARY_FILE, open_parallel_text
@@ -68,7 +69,8 @@ def open_source(
     if isinstance(recipe, Recipe):
         return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken, epochs)
     prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
-    return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder)
+    memory = memory_for(device_kind)
+    return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder, memory)
 
 
 def _images(config: Config, rank: int, world_size: int) -> Opened:

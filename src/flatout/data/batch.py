@@ -65,7 +65,6 @@ class Prepared:
     failures: list[Failure]
     stages: StageSeconds
     work: list[Work] = field(default_factory=list)
-    pinned: "torch.Tensor | None" = None  # the images again, where the device copies from without a detour
 
 
 @dataclass

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flatout.cache.sample_log import SampleLog
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
 from flatout.data.budgets import fit_batches, memory_budget_bytes, usable_cores
 from flatout.data.decode import Undecodable, decode_pixels, native
+from flatout.data.host_memory import HostMemory, memory_for
 from flatout.data.pools import InlinePool, Key, Pool, ThreadPool
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.process_pool import ProcessPool, worker_bytes
@@ -142,18 +142,13 @@ def as_batch(prepared: Prepared) -> Batch:
     return Batch(
         prepared.epoch,
         prepared.index,
-        torch.from_numpy(prepared.images) if prepared.pinned is None else prepared.pinned,
+        torch.from_numpy(prepared.images),
         torch.from_numpy(prepared.labels),
         torch.from_numpy(prepared.sample_ids),
         prepared.mix,
         prepared.failures,
         prepared.stages,
     )
-
-
-def _pinned(images: NDArray[np.uint8]) -> torch.Tensor:
-    """A copy that a GPU can fetch by itself; torch keeps it until the copy to the device is done."""
-    return torch.from_numpy(images).pin_memory()
 
 
 def open_loader(
@@ -167,7 +162,7 @@ def open_loader(
     epochs: int | None = None,
 ) -> Loader:
     """A loader with the workers the configuration asks for, and the stage and cache that fit beside `memory_taken` and
-    pay in the `epochs` to come, if anybody knows them."""
+    pay in the `epochs` to come, if anybody knows them. Batches for `device_kind` cuda are in pinned memory."""
     kind = choose_kind(config.worker_kind, workers)
     log: SampleLog | None = None
     notes: list[str | None] = []
@@ -184,7 +179,8 @@ def open_loader(
     wanted = 2 * most_ahead + fetchers if config.prefetch == "auto" else config.prefetch
     own_bytes = workers * worker_bytes(recipe) if kind == "process" else 0
     wanted = 1 if kind == "inline" else wanted
-    prefetch, cache_bytes = _fit_memory(config, recipe, wanted, memory_taken + own_bytes)
+    memory = memory_for(device_kind)
+    prefetch, cache_bytes = _fit_memory(config, recipe, wanted, memory_taken + own_bytes, memory)
     cache = choose_cache(config.cache, recipe, kind, cache_bytes, epochs)
 
     def prefetch_for(active: int) -> int:
@@ -193,13 +189,13 @@ def open_loader(
     pool: Pool
     control: WorkerControl | None = None
     if kind == "inline":
-        pool = InlinePool(recipe, cache.store)
+        pool = InlinePool(recipe, cache.store, memory)
     elif kind == "thread":
-        pool = ThreadPool(recipe, workers, cache.store, fetchers, _pinned if device_kind == "cuda" else None)
+        pool = ThreadPool(recipe, workers, cache.store, fetchers, memory)
         if adapts:
             control = WorkerControl(pool, usable_cores(), most, prefetch_for)
     else:
-        pool = ProcessPool(recipe, workers)
+        pool = ProcessPool(recipe, workers, memory)
     loader = Loader(
         recipe,
         pool,
@@ -215,15 +211,17 @@ def open_loader(
     loader.notes = tuple(note for note in (*notes, cache.note) if note)
     loader.resolved = {"cache": cache.to_dict(config.cache, epochs)}
     loader.log, loader.cache = log, cache.store
-    loader.memory_bytes = own_bytes + (prefetch + 2) * recipe.largest_bytes() + cache.memory_bytes
+    loader.memory_bytes = own_bytes + (prefetch + 2) * memory.granted_bytes(recipe.largest_bytes()) + cache.memory_bytes
     return loader
 
 
-def _fit_memory(config: DataConfig, recipe: Recipe, prefetch: int, taken: int) -> tuple[int, int]:
+def _fit_memory(config: DataConfig, recipe: Recipe, prefetch: int, taken: int, memory: HostMemory) -> tuple[int, int]:
     """Batches ahead, and what is left for the cache."""
+    batch_bytes = memory.granted_bytes(recipe.largest_bytes())
     if config.memory == "auto":
-        return prefetch, max(0, memory_budget_bytes() - taken)
-    return fit_batches(config.memory - taken, recipe.largest_bytes(), prefetch)
+        pinned_bytes = (prefetch + 2) * batch_bytes if memory.is_pinned else 0  # nobody can swap it out
+        return prefetch, max(0, memory_budget_bytes() - taken - pinned_bytes)
+    return fit_batches(config.memory - taken, batch_bytes, prefetch)
 
 
 def choose_kind(wanted: str, workers: int) -> str:

@@ -5,14 +5,14 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batch import Prepared
+from flatout.data.host_memory import PAGEABLE, HostMemory
 from flatout.data.prepare import Fetched, Recipe, assemble, fetch, prepare
 from flatout.data.sample_cache import SampleCache
 from flatout.errors import WorkerFailed
@@ -41,19 +41,21 @@ class Pool(Protocol):
 class Buffers:
     """Image buffers that come back when the last tensor on them is gone: no page faults after the first batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: HostMemory = PAGEABLE) -> None:
+        self._memory = memory
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
         self._lent: dict[int, tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = {}
 
     def take(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         count = math.prod(shape)
+        granted = self._memory.granted_bytes(count)
         try:
-            flat = self._free[count].pop()
+            flat = self._free[granted].pop()
         except LookupError:
-            flat = np.empty(count, np.uint8)
+            flat = self._memory.allocate(granted)
         # numpy lets a slice refer to the owner of the memory, past the array it was cut from: without the memoryview
         # between them, a slice would keep `flat` but not `lease`, and the buffer would come back while still in use
-        lease = np.frombuffer(flat.data, np.uint8)
+        lease = np.frombuffer(flat.data, np.uint8, count)
         number = id(flat)  # weakref.finalize would do, but threads that lend while the interpreter ends make it raise
         self._lent[number] = weakref.ref(lease, lambda _: self._give_back(number)), flat
         return lease.reshape(shape)
@@ -69,10 +71,10 @@ class Buffers:
 class InlinePool:
     """Zero workers: a batch is prepared when it is waited for."""
 
-    def __init__(self, recipe: Recipe, cache: SampleCache | None = None) -> None:
+    def __init__(self, recipe: Recipe, cache: SampleCache | None = None, memory: HostMemory = PAGEABLE) -> None:
         self._recipe = recipe
         self._cache = cache
-        self._buffers = Buffers()
+        self._buffers = Buffers(memory)
 
     def submit(self, key: Key) -> None:
         pass
@@ -103,12 +105,11 @@ class ThreadPool:
         workers: int,
         cache: SampleCache | None = None,
         fetchers: int = 0,
-        pin: Callable[[NDArray[np.uint8]], Any] | None = None,
+        memory: HostMemory = PAGEABLE,
     ) -> None:
         self._recipe = recipe
         self._cache = cache
-        self._pin = pin
-        self._buffers = Buffers()
+        self._buffers = Buffers(memory)
         self._to_fetch: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._to_assemble: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._done: dict[Key, Prepared | BaseException] = {}
@@ -198,8 +199,6 @@ class ThreadPool:
                     fetched = task.fetched or fetch(self._recipe, *task.key, self._cache)
                     images = self._buffers.take(self._recipe.shape(task.key[0]))
                     prepared = assemble(self._recipe, fetched, images)
-                    if self._pin is not None:
-                        prepared.pinned = self._pin(prepared.images)
                     self._finish(task, prepared)
                     del images, fetched, prepared  # else this thread would keep the buffers until its next batch
                 except BaseException as error:  # handed to the thread that waits

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batch import Prepared
+from flatout.data.host_memory import PAGEABLE, HostMemory
 from flatout.data.pools import Buffers, Key, late
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.readers import store_counters
@@ -80,10 +81,10 @@ def worker_bytes(recipe: Recipe) -> int:
 class ProcessPool:
     """Hands batches to the least busy worker, a few at a time, and again to another when a worker dies."""
 
-    def __init__(self, recipe: Recipe, workers: int) -> None:
+    def __init__(self, recipe: Recipe, workers: int, memory: HostMemory = PAGEABLE) -> None:
         self._recipe = recipe
         self._buffer_bytes = recipe.largest_bytes()
-        self._buffers = Buffers()
+        self._buffers = Buffers(memory)
         self._waiting: deque[tuple[Key, int]] = deque()
         self._done: dict[Key, Prepared | FlatoutError] = {}
         self._deaths: dict[Key | int, int] = {}
@@ -147,7 +148,7 @@ class ProcessPool:
             return
         key, number = worker.tasks.popleft()
         if isinstance(message, Prepared):  # copied out, so that the worker can go on in the same slot
-            images = self._buffers.take((self._recipe.batch_size, *message.images.shape[1:]))[: len(message.labels)]
+            images = self._buffers.take(self._recipe.shape(key[0]))[: len(message.labels)]
             offset = _HEADER_BYTES + worker.received % _SLOTS * self._buffer_bytes
             images.reshape(-1)[:] = np.frombuffer(worker.memory, np.uint8, images.size, offset)
             message.images = images

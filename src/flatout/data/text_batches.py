@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.data.batch import Failure, StageSeconds, Work
+from flatout.data.host_memory import PAGEABLE, HostMemory
 from flatout.data.parallel_text import TextSplit, Tokens
+from flatout.data.pools import Buffers
 from flatout.data.vocabulary import BEGIN, END, PAD
 from flatout.errors import TooManyQuarantined, WorkerFailed
 from flatout.sampling import rank_slice
@@ -75,12 +77,15 @@ class TextRecipe:
         order, batches = self._orders(epoch)
         return self.split.usable[batch_of(self.cut, order, int(batches[index]))]
 
-    def prepare(self, epoch: int, index: int) -> TextBatch:
+    def prepare(self, epoch: int, index: int, buffers: Buffers | None = None) -> TextBatch:
+        """In memory of `buffers`, or of its own."""
         started = time.perf_counter()
         ids = self.ids(epoch, index)
-        source = padded(self.split.source, ids, begin=False)
-        target = padded(self.split.target, ids, begin=True)
-        mask = torch.from_numpy(source != PAD)
+        source = padded(self.split.source, ids, False, buffers)
+        target = padded(self.split.target, ids, True, buffers)
+        room = None if buffers is None else buffers.take(source.shape).view(np.bool_)
+        filled = np.not_equal(source, PAD, out=room)
+        mask = None if filled.all() else torch.from_numpy(filled)
         references = [self.split.references[i] for i in ids.tolist()] if self.split.references else []
         whole = None
         if self.world_size > 1 and not self.whole_batches:
@@ -88,7 +93,7 @@ class TextRecipe:
         worker = threading.current_thread().name.removeprefix("flatout-")
         work = Work(worker, "collate", started, time.perf_counter() - started)
         return TextBatch(
-            epoch, index, torch.from_numpy(source), None if mask.all() else mask, torch.from_numpy(target),
+            epoch, index, torch.from_numpy(source), mask, torch.from_numpy(target),
             torch.from_numpy(ids), references, work, whole,
         )  # fmt: skip
 
@@ -110,10 +115,15 @@ class _Orders:
         return self._of(epoch)
 
 
-def padded(tokens: Tokens, ids: NDArray[np.int64], begin: bool) -> NDArray[np.int64]:
+def padded(tokens: Tokens, ids: NDArray[np.int64], begin: bool, buffers: Buffers | None = None) -> NDArray[np.int64]:
     """One row for each id, with END after its tokens, as wide as the longest."""
     first = int(begin)
-    rows = np.full((len(ids), int(tokens.lengths[ids].max(initial=0)) + first + 1), PAD, np.int64)
+    shape = len(ids), int(tokens.lengths[ids].max(initial=0)) + first + 1
+    if buffers is None:
+        rows = np.empty(shape, np.int64)
+    else:
+        rows = buffers.take((8 * shape[0] * shape[1],)).view(np.int64).reshape(shape)
+    rows[...] = PAD
     if begin:
         rows[:, 0] = BEGIN
     for row, number in zip(rows, ids.tolist(), strict=True):
@@ -133,6 +143,7 @@ class TextSource:
         deadline_seconds: float,
         max_quarantine_share: float,
         recorder: Recorder | None = None,
+        memory: HostMemory = PAGEABLE,
     ) -> None:
         self.notes: tuple[str, ...] = ()
         self.resolved: dict[str, Any] = {}
@@ -144,6 +155,8 @@ class TextSource:
         self.stages = StageSeconds()
         self.stages.add(recipe.split.opened)
         self._prefetch = prefetch
+        # batches have many sizes: only where those are rounded are there few enough of them to keep
+        self._buffers = Buffers(memory) if memory.is_pinned else None
         self._recorder = recorder
         self._deadline_seconds = deadline_seconds
         self._thread = ThreadPoolExecutor(1, "flatout-text worker") if prefetch else None
@@ -160,11 +173,14 @@ class TextSource:
         upcoming = start
         for index in range(start, self.batches_per_epoch):
             while self._thread is not None and upcoming < min(index + self._prefetch, self.batches_per_epoch):
-                ahead.append(self._thread.submit(self.recipe.prepare, epoch, upcoming))
+                ahead.append(self._thread.submit(self.recipe.prepare, epoch, upcoming, self._buffers))
                 upcoming += 1
             if self._recorder is not None:
                 self._recorder.value("queue", "depth", sum(each.done() for each in ahead))
-            batch = self._taken(ahead.popleft(), epoch, index) if ahead else self.recipe.prepare(epoch, index)
+            if ahead:
+                batch = self._taken(ahead.popleft(), epoch, index)
+            else:
+                batch = self.recipe.prepare(epoch, index, self._buffers)
             self.stages.collate += batch.work.seconds
             if self._recorder is not None:
                 work = batch.work

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flatout.config.schema import Config
 from flatout.data.batch import AnyBatch, BatchSource
+from flatout.engine.copying import Copies, Feed, copies_for
 from flatout.engine.learner import Learner
 from flatout.engine.parallel import Alone, Parallel, Told
 from flatout.engine.precision import LEAST_SCALE, Seen
@@ -105,6 +107,11 @@ class Job:
     gradients_verified: bool = False
     # from the last whose loss was read on: one of them broke what is found broken
     unread: deque[UsedBatch] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
+    feed: Feed | None = None  # of the present epoch
+
+    @cached_property
+    def copies(self) -> Copies:
+        return copies_for(self.task, self.learner.device)
 
     @property
     def log_every(self) -> int:
@@ -118,11 +125,11 @@ def train(job: Job) -> Iterator[Record]:
     while job.stopped is None and not nothing_left(progress, config):
         progress.ended = False
         job.learner.model.train()
-        batches = job.source.epoch(progress.epoch, progress.batch_index)
+        job.feed = Feed(job.source.epoch(progress.epoch, progress.batch_index), job.copies, job.recorder)
         while not _steps_done(progress, config):
             started = time.perf_counter()
             with span("data_wait"):
-                batch = next(batches, None)
+                batch = next(job.feed, None)
             if batch is None:
                 break
             record = _step(job, batch, started, time.perf_counter() - started)
@@ -182,7 +189,7 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     job.unread.append(_used(batch, progress.step + 1))
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
-        inputs = task.to_device(batch, learner.device.torch)
+        inputs = job.copies.inputs(batch)
     told = ranks.tell(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
     if len(batch.sample_ids) == 0 and told.samples == 0:
         progress.batch_index += 1
@@ -198,6 +205,7 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
         wanted = clip_norm is not None or (reads_loss and learner.precision.scaler is None)
         norm = learner.precision.gradient_norm(learner.optimizer, learner.model.parameters(), wanted)
     if reads_loss:
+        data_wait_seconds += _look_ahead(job)
         with job.recorder.device_wait():
             seen = learner.precision.read(total_loss, norm)
         losses = ranks.losses(seen.loss)
@@ -217,6 +225,14 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
             progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
             time.perf_counter() - started, data_wait_seconds, time.time(), time.thread_time() - cpu_before, *by_rank,
         )  # fmt: skip
+
+
+def _look_ahead(job: Job) -> float:
+    """On CUDA: after a wait for the device the next copy would find it idle. Counted are batches that were trained."""
+    most = job.config.train.max_steps
+    if job.feed is None or (most is not None and job.progress.step + 1 >= most):
+        return 0.0
+    return job.feed.look_ahead()
 
 
 def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) -> Tensor:
@@ -343,8 +359,10 @@ def evaluate(job: Job) -> dict[str, float]:
     assert job.val_source is not None
     by_batch: list[Sums] = []
     with job.ranks.validating(), job.learner.evaluating():
-        for batch in job.val_source.epoch(0):
-            inputs = job.task.to_device(batch, job.learner.device.torch)
+        feed = Feed(job.val_source.epoch(0), job.copies)
+        for batch in feed:
+            inputs = job.copies.inputs(batch)
+            feed.look_ahead()  # each batch ends with a wait for the device
             with job.learner.precision.autocast():
                 by_batch.append(job.task.evaluate(job.learner.compute, inputs))
     sums: Sums = {}

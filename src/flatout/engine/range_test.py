@@ -8,6 +8,7 @@ import torch
 
 from flatout.config.schema import Config
 from flatout.data.batch import BatchSource
+from flatout.engine.copying import Feed, copies_for
 from flatout.engine.learner import Learner
 from flatout.tasks.protocol import Task
 
@@ -34,14 +35,18 @@ def range_test(
     learner.model.train()
     average = best = math.inf
     total, weight, step, epoch = 0.0, 0.0, 0, 0
+    copies = copies_for(task, learner.device)
     while step < steps:
-        for batch in source.epoch(epoch):
+        feed = Feed(source.epoch(epoch), copies)
+        for batch in feed:
             if step >= steps:
                 return
             if len(batch.sample_ids) == 0:
                 continue
             rate = rate_at(step, steps, low, high)
-            loss = _step(task, learner, task.to_device(batch, learner.device.torch), rate, config.train.accumulate)
+            inputs = copies.inputs(batch)
+            feed.look_ahead()  # each step ends with a wait for the device
+            loss = _step(task, learner, inputs, rate, config.train.accumulate)
             total, weight = _SMOOTHING * total + (1 - _SMOOTHING) * loss, _SMOOTHING * weight + 1 - _SMOOTHING
             average = total / weight
             if not math.isfinite(loss) or (step > 5 and average > _DIVERGED * best):

@@ -22,6 +22,7 @@ import torch
 from flatout.cache.batch_store import BatchStore
 from flatout.cache.bundle import read_bundle
 from flatout.data.batch import Prepared
+from flatout.data.host_memory import PAGEABLE, HostMemory
 from flatout.data.loader import Loader
 from flatout.data.pools import Buffers, Key
 from flatout.data.prepare import Recipe, prepare
@@ -166,16 +167,23 @@ class Terms:
 
 
 class SharedPool:
-    """The Pool of a job that shares. `open_local` makes the pool that takes over when it must."""
+    """The Pool of a job that shares. `open_local` makes the pool that takes over when it must.
 
-    def __init__(self, recipe: Recipe, terms: Terms, open_local: Callable[[], Loader]) -> None:
+    Batches of others stay where they are mapped, which is not `memory`. To register that for a GPU would take longer
+    than to copy it, and the registration would outlive the batch: the service writes the next one to the same pages.
+    The driver's own copy of it costs the trainer no more than one to pinned memory would here.
+    """
+
+    def __init__(
+        self, recipe: Recipe, terms: Terms, open_local: Callable[[], Loader], memory: HostMemory = PAGEABLE
+    ) -> None:
         self.use = Use()
         self.notes: list[str] = []
         self._recipe = recipe
         self._batches_per_epoch = recipe.batches_per_epoch
         self._terms = terms
         self._open_local = open_local
-        self._buffers = Buffers()
+        self._buffers = Buffers(memory)  # for batches that are made here
         self._line: Line | None = None
         self._store: BatchStore | None = None
         self._ready: deque[Item] = deque()
@@ -324,7 +332,7 @@ class SharedPool:
         self._local_active = False
         self._connected_at = self._rejoin_at = 0.0
         self._forget_ready()
-        self._buffers = Buffers()
+        self._buffers = Buffers()  # pageable: a forked process cannot use a GPU
 
     # One batch
 
@@ -436,7 +444,6 @@ class SharedPool:
             return self._spoilt(item, key, opened)
         self.use.hits += 1
         self.use.bytes += opened.bytes
-        opened.prepared.pinned = torch.from_numpy(opened.prepared.images)
         return opened.prepared
 
     def _open(self, item: Item, store: BatchStore, released: deque[int]) -> _Opened | Exception:

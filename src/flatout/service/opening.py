@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flatout.cache.batch_store import BatchStore
 from flatout.config.schema import DataConfig
+from flatout.data.host_memory import memory_for
 from flatout.data.loader import Loader, open_loader, with_raw_shape
 from flatout.data.prepare import Recipe
 from flatout.errors import ServiceUnavailable
@@ -47,7 +48,7 @@ def open_shared_loader(
         return open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
 
     remember = _rememberer(order_file if config.shared_start == "window" else None)
-    pool = SharedPool(recipe, Terms(register, _connector(config), remember), open_local)
+    pool = SharedPool(recipe, Terms(register, _connector(config), remember), open_local, memory_for(device_kind))
     pool.join()
     prefetch = max(_PREFETCH, 2 * workers)
     loader = Loader(

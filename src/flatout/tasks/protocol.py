@@ -15,7 +15,8 @@ class Task(Protocol):
     def build_model(self) -> nn.Module: ...
 
     def to_device(self, batch: Any, device: Any) -> Any:
-        """Inputs on the device; the copy may still be under way."""
+        """Inputs on the device, of which the copy may still be under way: a tensor, or a dataclass, mapping or sequence
+        that holds tensors. Whoever calls it keeps the batch until then (engine/copying.py)."""
         ...
 
     def weight(self, inputs: Any) -> float:
