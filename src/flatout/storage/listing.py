@@ -28,7 +28,7 @@ class _Position:
 
 
 def list_entries(connection: Connection, origin: str = "") -> Iterator[Entry]:
-    """Every object under the store's prefix, which is at `origin`, without the zero-byte keys that stand for folders."""
+    """Every object under the prefix, which is at `origin`, without the zero-byte keys that stand for folders."""
     position = _Position()
     attempts, refreshed, started = 0, False, time.monotonic()
     while True:

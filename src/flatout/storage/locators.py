@@ -26,7 +26,7 @@ def file_locator(status: os.stat_result, within: bytes = b"") -> bytes:
 def object_locator(origin: str, name: str, meta: Mapping[str, Any]) -> bytes:
     """Of an object as a listing has it. The time is among it for stores whose ETag is not of the content."""
     etag, version = meta.get("e_tag"), meta.get("version")
-    if not etag and not version or str(etag).startswith("W/"):  # a weak ETag promises no equal bytes
+    if (not etag and not version) or str(etag).startswith("W/"):  # a weak ETag promises no equal bytes
         return NO_LOCATOR
     told = (origin, name, etag, version, meta["size"], meta.get("last_modified"))
     return xxhash.xxh3_128_digest("\0".join(map(str, told)).encode("utf-8", "surrogateescape"))

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 from flatout.errors import StorageError
 from flatout.storage.locators import NO_LOCATOR
 
+Locator = bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -14,7 +16,7 @@ class Entry:
 
     name: str
     bytes: int
-    locator: "bytes" = field(default=NO_LOCATOR, compare=False)  # see locators.py
+    locator: Locator = field(default=NO_LOCATOR, compare=False)  # see locators.py
 
 
 @dataclass(frozen=True, slots=True)
