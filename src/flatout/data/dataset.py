@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.array_file import Arrays, pack_names, unpack_names
 from flatout.data.identity import Origins, Words, are_known, as_words
 from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout, holds_images
 from flatout.data.pack import open_split, read_manifest
 from flatout.data.readers import ObjectReader, Reader, Source, look_at_files, read_source, store_counters
-from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
+from flatout.data.saved_index import LEAST_FILES, load_index, save_index
 from flatout.errors import DataChanged, DataError, ObjectMissing, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import is_fuse_mount, open_checked
@@ -106,9 +107,9 @@ class Split:
             return
         changed = ids[differs]
         if not origins.accepts_changes:
-            files = some_files([self.names[i] for i in changed.tolist()])
+            files = some_files([self.names[i] for i in changed.tolist()], " changed")
             raise DataChanged(
-                f"{files} changed: the bytes are not those that were read before, and the run would train on both; "
+                f"{files}: the bytes are not those that were read before, and the run would train on both; "
                 "restore them, or go on with --accept-changed-data"
             )
         for sample_id, digest in zip(changed.tolist(), digests[differs], strict=True):
@@ -226,16 +227,16 @@ def _folders(root: str, names: Iterable[str]) -> list[str]:
     return [os.path.join(root, name) for name in sorted(found)]
 
 
-def _index(dataset: Dataset, root: str) -> Index:
-    arrays: Index = {"root": pack_names([root]), "classes": pack_names(dataset.classes)}
+def _index(dataset: Dataset, root: str) -> Arrays:
+    arrays: Arrays = {"root": pack_names([root]), "classes": pack_names(dataset.classes)}
     for name, split in (("train", dataset.train), ("val", dataset.val)):
         if split is not None:
             arrays[f"{name}.names"] = pack_names(split.names)
-            arrays[f"{name}.labels"], arrays[f"{name}.lengths"] = split.labels, split.lengths
+            arrays[f"{name}.labels"] = split.labels
     return arrays
 
 
-def _from_saved(store: FolderStore, path: str, saved: Index) -> Dataset:
+def _from_saved(store: FolderStore, path: str, saved: Arrays) -> Dataset:
     (root,) = unpack_names(saved["root"])
 
     def split(name: str) -> Split:
@@ -321,10 +322,10 @@ def _origins(store: Store, split: str, locators: Words) -> Origins:
     return origins
 
 
-def some_files(names: Sequence[str]) -> str:
-    """`3 files (train/cat/7.jpg, train/cat/8.jpg, …)`."""
+def some_files(names: Sequence[str], what: str) -> str:
+    """`3 files changed (train/cat/7.jpg, train/cat/8.jpg, …)`."""
     shown = ", ".join([*names[:_SHOWN], *(["…"] if len(names) > _SHOWN else [])])
-    return f"{len(names)} file{'s' if len(names) != 1 else ''} ({shown})"
+    return f"{len(names):,} file{'s' if len(names) != 1 else ''}{what} ({shown})"
 
 
 def _compare_class_maps(train: list[str], val: list[str], where: str) -> None:
