@@ -449,8 +449,9 @@ class SharedPool:
                 each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
             prepared = assemble(epoch, index, arrays, bundle.meta)
-            check_samples(prepared, self._recipe.ids(epoch, index))
-            check_contents(prepared, self._recipe.split)
+            wanted = self._recipe.ids(epoch, index)
+            check_samples(prepared, wanted)
+            check_contents(prepared, self._recipe.split, wanted)
             if not store.is_mapped:
                 prepared.work.clear()  # by another machine's clock
         except (BadBundle, KeyError, TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ from flatout.config.schema import DataConfig
 from flatout.data.batch import Digested, Failure, Prepared, StageSeconds, Work
 from flatout.data.dataset import Split, open_dataset
 from flatout.data.draws import Mix
-from flatout.data.identity import are_equal, are_known
+from flatout.data.identity import DIGEST_BYTES, are_equal, are_known, as_words
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
@@ -31,7 +31,6 @@ from flatout.data.views import View
 from flatout.errors import DataError
 
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
-_DIGEST_BYTES = 8 + 16  # of one sample: id, digest
 _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
 _KIND = "image-slices"  # a service that knows only whole batches (kind "images") refuses it
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
@@ -104,7 +103,7 @@ def batch_key(stream: str, epoch: int, index: int) -> bytes:
 def batch_bytes(recipe: Recipe) -> int:
     """Room for the largest batch of any epoch."""
     largest = max(prod(recipe.shape(epoch)) for epoch in (0, *(first for first, _ in recipe.view.sizes)))
-    small = recipe.batch_size * (8 + 8 + _MIX_BYTES + _DIGEST_BYTES)
+    small = recipe.batch_size * (8 + 8 + _MIX_BYTES + 8 + DIGEST_BYTES)
     return capacity_for(largest + small, 10, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
 
 
@@ -166,7 +165,7 @@ def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     arrays["seconds"] = np.array(figures[:_SECONDS] + seconds)
     arrays["counts"] = np.array(figures[_SECONDS:], np.int64)
     if prepared.digested is not None:
-        arrays |= {"digested.ids": prepared.digested.ids, "digested.digests": prepared.digested.digests}
+        arrays |= {"digested.ids": prepared.digested.ids, "digested.digests": prepared.digested.digests.view(np.uint8)}
     failures = [[each.sample_id, each.name, each.reason] for each in prepared.failures]
     return arrays, {"failures": failures, "work": [each[:2] for each in prepared.work]}
 
@@ -179,9 +178,11 @@ def check_samples(prepared: Prepared, wanted: NDArray[np.int64]) -> None:
         raise ValueError(f"the batch holds {len(prepared.sample_ids)} samples that are not the {len(wanted)} asked for")
 
 
-def check_contents(prepared: Prepared, split: Split) -> None:
+def check_contents(prepared: Prepared, split: Split, wanted: NDArray[np.int64]) -> None:
     """A batch of other bytes than this job has read under the same names is a ValueError."""
     if prepared.digested is not None:
+        if not bool(np.isin(prepared.digested.ids, wanted).all()):
+            raise ValueError("the batch has digests of samples that are not in it")
         known = split.known_digests_of(prepared.digested.ids)
         if bool((are_known(known) & ~are_equal(known, prepared.digested.digests)).any()):
             raise ValueError("the batch was made of other bytes than this job has read under the same names")
@@ -194,9 +195,10 @@ def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: M
         mix = Mix(arrays["mix.partner"], arrays["mix.keep"], arrays["mix.box"])
     digested = None
     if "digested.ids" in arrays:
-        digested = Digested(arrays["digested.ids"], arrays["digested.digests"])
-        if digested.ids.dtype != np.int64 or digested.digests.shape != (len(digested.ids), 2):
-            raise ValueError("a batch has two numbers for the digest of each file")
+        ids, digests = arrays["digested.ids"], arrays["digested.digests"]
+        if ids.dtype != np.int64 or digests.dtype != np.uint8 or digests.shape != (len(ids), DIGEST_BYTES):
+            raise ValueError(f"a batch has {DIGEST_BYTES} bytes for the digest of each file")
+        digested = Digested(ids, as_words(digests))
     images, labels, sample_ids = arrays["images"], arrays["labels"], arrays["sample_ids"]
     kinds = (images.dtype, images.ndim, labels.dtype, sample_ids.dtype)
     if kinds != _KINDS or not len(images) == len(labels) == len(sample_ids):
