@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-BUILD_PACKAGES := gcc libjpeg62-turbo-dev
+BUILD_PACKAGES := gcc libjpeg62-turbo-dev libxxhash-dev
 TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
 .PHONY: demo test install lint clean fuzz matrix bench-loop bench-loaders bench-remote bench-verdicts \

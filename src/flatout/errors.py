@@ -25,6 +25,10 @@ class DataError(UserError):
     """The dataset cannot be used as asked."""
 
 
+class DataChanged(DataError):
+    """A sample is not what was read, or packed, under its name before."""
+
+
 class RunDirectoryError(UserError):
     """The run directory is missing, in use, or does not fit the command."""
 

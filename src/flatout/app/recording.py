@@ -11,6 +11,7 @@ from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import AnyDataset, Failure, StageSeconds
+from flatout.data.dataset import some_files
 from flatout.data.readers import Reader, store_counters
 from flatout.engine.devices import Device
 from flatout.engine.loop import EpochRecord, StepRecord
@@ -66,6 +67,7 @@ class RunRecords:
         self.earlier_seconds = sum(each.wall_seconds for each in earlier)
         self._earlier_parts = [each.parts for each in earlier]
         self._earlier_data = before.get("data") or {}
+        self.data_changes: list[str] = list(before.get("data_changes") or [])  # that were accepted
         self._earlier_shared = before.get("shared") or {}
         self._earlier_checkpoint_seconds = (before.get("checkpoint") or {}).get("seconds") or 0.0
         self.system = SystemRecords(directory, config, device, self.attempt)
@@ -142,7 +144,7 @@ class RunRecords:
             },
             "world_size": self._world_size,
             "config_digest": config_digest(self._config),
-            "data_fingerprint": self._dataset.fingerprint,
+            **self._fingerprints(),
             "state_digest": state_digest,
             "attempts": self.attempt,
             "samples_seen": samples_seen,
@@ -171,6 +173,19 @@ class RunRecords:
         write_json(self._directory.cost, ledger.to_dict())
         write_json(self._directory.summary, summary)
         return summary
+
+    def _fingerprints(self) -> dict[str, Any]:
+        """Of the content once all of it was read. Only two of the same kind can be compared."""
+        content, accepted = self._dataset.content_fingerprint(), self._dataset.changed_names()
+        changes = [*self.data_changes]
+        if accepted:
+            changes.append(f"{some_files(accepted, ' changed while the run read them')}; accepted")
+        return {
+            "data_fingerprint": content or self._dataset.fingerprint,
+            "data_fingerprint_by": "content" if content else "names and sizes",
+            "data_names_fingerprint": self._dataset.fingerprint,
+            "data_changes": changes,
+        }
 
     def _system_sections(self, busy: float | None) -> dict[str, Any]:
         """What the monitors say; between ranks, the link is what was measured."""

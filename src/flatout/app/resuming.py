@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flatout.config.loading import differences, load_config
+from flatout.app.data_identity import Differences
+from flatout.config.loading import differences as config_differences
+from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.data.batch import AnyDataset
 from flatout.data.decode import decoder_name
@@ -81,7 +83,12 @@ def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:
 
 
 def check_compatible(
-    resumed: Resumed, config: Config, dataset: AnyDataset, accept_changed_data: bool, global_batch: int
+    resumed: Resumed,
+    config: Config,
+    dataset: AnyDataset,
+    accept_changed_data: bool,
+    global_batch: int,
+    differences: Differences | None = None,
 ) -> list[str]:
     """Refuse what would silently train something else than the user thinks; returns a note on what was accepted."""
     if resumed.tensors is None:
@@ -111,7 +118,7 @@ def check_compatible(
             f"train.seed changed from {old.train.seed} to {config.train.seed}: the order of samples would change in "
             "the middle of a run; use the old seed, or --fresh"
         )
-    changed = _changed_data(resumed, dataset)
+    changed = _changed_data(resumed, dataset, differences)
     if changed is None:
         return []
     if not accept_changed_data:
@@ -119,8 +126,8 @@ def check_compatible(
     return [f"{changed}; accepted with --accept-changed-data"]
 
 
-def _changed_data(resumed: Resumed, dataset: AnyDataset) -> str | None:
-    changes = []
+def _changed_data(resumed: Resumed, dataset: AnyDataset, differences: Differences | None) -> str | None:
+    changes, files = [], "" if differences is None else str(differences)
     if resumed.data_fingerprint != dataset.fingerprint:
         changes.append(
             f"{resumed.train_samples} training samples then, {len(dataset.train)} now "
@@ -128,7 +135,9 @@ def _changed_data(resumed: Resumed, dataset: AnyDataset) -> str | None:
         )
     if resumed.classes is not None and resumed.classes != dataset.classes:
         changes.append(_changed_classes(resumed.classes, dataset.classes))
-    return f"the dataset changed since the checkpoint: {'; '.join(changes)}" if changes else None
+    if changes:
+        return f"the dataset changed since the checkpoint: {'; '.join([*changes, *([files] if files else [])])}"
+    return files or None
 
 
 def _changed_classes(then: tuple[str, ...], now: tuple[str, ...]) -> str:
@@ -158,5 +167,5 @@ def _shown(config: Config) -> str:
 def _changes(old: Config, new: Config) -> list[str]:
     return [
         f"{key} changed from {before!r} to {after!r} since the run began: the new value is used"
-        for key, before, after in differences(old, new)
+        for key, before, after in config_differences(old, new)
     ]

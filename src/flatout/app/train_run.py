@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flatout.app.data_identity import RunIdentity
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
 from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
@@ -43,6 +44,7 @@ from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.schedules import describe, scaled_rate, warmup_steps
 from flatout.errors import (
     ConfigError,
+    DataChanged,
     EndedBySomeRank,
     FlatoutError,
     Interrupted,
@@ -224,6 +226,7 @@ class _Session:
         self._stage_full_said = False
         self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
         self._hint = LiveHint()
+        self._identity = RunIdentity(directory.root, setup.dataset)
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
@@ -253,13 +256,18 @@ class _Session:
 
     def _resume_point(self, accept_changed_data: bool) -> tuple[Resumed | None, list[str]]:
         """Rank 0's disk decides."""
+        if accept_changed_data:
+            self._identity.accept_changes()
         if self._ranks.rank != 0:
             return None, []
-        config = self._setup.config
+        config, dataset = self._setup.config, self._setup.dataset
         found = find_resume_point(self._directory, config)
-        return found, check_compatible(
-            found, config, self._setup.dataset, accept_changed_data, self._setup.opened.global_batch
-        )
+        differences = None if found.tensors is None else self._identity.differences()
+        batch = self._setup.opened.global_batch
+        accepted = check_compatible(found, config, dataset, accept_changed_data, batch, differences)
+        if isinstance(self._records, RunRecords):
+            self._records.data_changes += accepted
+        return found, [*accepted, *self._identity.notes(found.tensors is not None, differences)]
 
     def _prepare_to_train(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
         with _memory_explained(self._setup.config):
@@ -292,7 +300,7 @@ class _Session:
         except BaseException as error:
             if isinstance(error, NotFinite):
                 self._keep_bad_batch(job)
-            elif isinstance(error, StorageError | WorkerFailed) and isinstance(self._ranks, Alone):
+            elif isinstance(error, StorageError | WorkerFailed | DataChanged) and isinstance(self._ranks, Alone):
                 with suppress(NotFinite):  # the weights are good: nothing of the epoch so far is lost
                     self._save(learner, job.progress)
             cause = error if isinstance(error, FlatoutError) else self._explained(error, job)
@@ -416,10 +424,12 @@ class _Session:
         if self._val_loader is not None:
             self._val_loader.quarantine.update(self._ranks.share_failures(self._val_loader.quarantine))
         gpu = None if self._own_gpu is None else self._own_gpu.take()
-        said = self._ranks.group.gather({"stages": vars(self._own_stages()), "gpu": gpu})
+        learnt = self._identity.learnt()
+        said = self._ranks.group.gather({"stages": vars(self._own_stages()), "gpu": gpu, "learnt": learnt})
         self._others_stages = StageSeconds()
         for rank, each in enumerate(said[1:], 1):
             self._others_stages.add(StageSeconds(**each["stages"]))
+            self._identity.hear(each["learnt"])
             if isinstance(self._records, RunRecords) and each["gpu"] is not None:
                 self._records.system.add_rank(rank, each["gpu"])
 
@@ -490,6 +500,7 @@ class _Session:
             save_own(self._ranks, learner, folder, progress.step)
         if self._ranks.rank != 0:
             return
+        self._identity.save()
         try:
             checkpoint.save(folder, progress.step, tensors, state)
             checkpoint.prune(folder, config.checkpoint.keep_top, self._setup.task.better[config.checkpoint.metric])

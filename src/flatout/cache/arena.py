@@ -85,6 +85,11 @@ class Arena:
         self._index["end"][row] = end  # last: from here on it is found
         return True
 
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """Pixels that must not be used; before anybody reads or fills the arena."""
+        self._index["end"][rows] = 0
+        self._used[0] = self._index["end"].max(initial=0)
+
     def close(self) -> None:
         if self._file_lock is not None:
             os.close(self._file_lock)

@@ -12,9 +12,13 @@ import threading
 import zlib
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flatout.errors import NoSpace
 
-_RECORD = struct.Struct("<QQQII")  # row, offset, length, checksum, checksum of the record so far
+_RECORD = struct.Struct("<QQQQQII")  # row, offset, length, locator, checksum, checksum of the record so far
+Locators = NDArray[np.uint64]  # [rows, 2]: 16 bytes that prove which bytes a row has; zeros where nothing does
 
 
 class SampleLog:
@@ -28,12 +32,15 @@ class SampleLog:
         self._unverified: set[int] = set()
         self._end = 0
         self._files: tuple[int, int, int] | None = None
+        self._locators: Locators | None = None
 
     def __len__(self) -> int:
         return len(self._where)
 
-    def open(self) -> "SampleLog":
-        """Read the journal of an earlier process; a torn or damaged end of it is dropped."""
+    def open(self, locators: Locators | None = None) -> "SampleLog":
+        """Read the journal of an earlier process; a torn or damaged end of it is dropped. With `locators`, so are the
+        samples that were kept under another one than their row has now: their bytes may be others."""
+        self._locators = locators
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -73,7 +80,7 @@ class SampleLog:
         checksum = zlib.crc32(blob)
         try:
             _write_all(self._files[0], blob, offset)
-            head = _RECORD.pack(row, offset, len(blob), checksum, 0)[:-4]
+            head = _RECORD.pack(row, offset, len(blob), *self._locator(row), checksum, 0)[:-4]
             with self._lock:
                 if os.write(self._files[1], head + zlib.crc32(head).to_bytes(4, "little")) < _RECORD.size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -89,17 +96,30 @@ class SampleLog:
                 os.close(fd)
             self._files = None
 
+    def _locator(self, row: int) -> tuple[int, int]:
+        if self._locators is None or row >= len(self._locators):
+            return 0, 0
+        first, second = self._locators[row].tolist()
+        return first, second
+
+    def _is_proven(self, row: int, kept: tuple[int, int]) -> bool:
+        return self._locators is None or (kept != (0, 0) and kept == self._locator(row))
+
     def _recover(self, data: int, journal: int) -> None:
         size, at = os.fstat(data).st_size, 0
         records = os.pread(journal, os.fstat(journal).st_size, 0)
         while at + _RECORD.size <= len(records):
-            row, offset, length, checksum, own = _RECORD.unpack_from(records, at)
+            row, offset, length, first, second, checksum, own = _RECORD.unpack_from(records, at)
             if zlib.crc32(records[at : at + _RECORD.size - 4]) != own or offset + length > size:
                 break
-            self._where[row] = (offset, length, checksum)
-            self._unverified.add(row)
+            if self._is_proven(row, (first, second)):
+                self._where[row] = (offset, length, checksum)
+                self._unverified.add(row)
             self._end = max(self._end, offset + length)
             at += _RECORD.size
+        if not self._where:  # nothing of it is of use any more
+            at = self._end = 0
+            os.ftruncate(data, 0)
         os.ftruncate(journal, at)
         os.lseek(journal, at, os.SEEK_SET)
 

@@ -59,7 +59,7 @@ typedef struct {
     PyObject **paths; /* encoded */
     int *fds;         /* of open files and folders, else -1; the caller's list keeps them open */
     arena keep;
-    Py_buffer which, offsets, lengths, raw_shapes, geometry, out, status, keep_rows, arena_views[3];
+    Py_buffer which, offsets, lengths, raw_shapes, geometry, out, status, keep_rows, arena_views[3], digests;
 } borrowed;
 
 static const uint8_t nothing;
@@ -182,7 +182,8 @@ static void give_back(borrowed *b) {
         if (b->paths) Py_XDECREF(b->paths[i]);
     }
     Py_buffer *all[] = {&b->which, &b->offsets,   &b->lengths,        &b->raw_shapes,     &b->geometry,      &b->out,
-                        &b->status, &b->keep_rows, &b->arena_views[0], &b->arena_views[1], &b->arena_views[2]};
+                        &b->status, &b->keep_rows, &b->arena_views[0], &b->arena_views[1], &b->arena_views[2],
+                        &b->digests};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->obj) PyBuffer_Release(all[i]);
     PyMem_Free(b->sources);
@@ -226,11 +227,12 @@ static bool borrow_keep(borrowed *b, PyObject *keep) {
 }
 
 static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"sources", "raw_shapes", "geometry", "size", "fill", "out", "status", "keep", "scaled", NULL};
-    PyObject *sources, *raw_shapes, *geometry, *out, *status, *keep = Py_None;
+    static char *names[] = {"sources", "raw_shapes", "geometry", "size", "fill", "out", "status", "keep", "scaled",
+                            "digests", NULL};
+    PyObject *sources, *raw_shapes, *geometry, *out, *status, *keep = Py_None, *digests = Py_None;
     int size, fill, scaled = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOO|Op:load_slice", names, &sources, &raw_shapes, &geometry,
-                                     &size, &fill, &out, &status, &keep, &scaled))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOiiOO|OpO:load_slice", names, &sources, &raw_shapes, &geometry,
+                                     &size, &fill, &out, &status, &keep, &scaled, &digests))
         return false;
     if (size < 1 || size > MAX_SIZE) return fail(PyExc_ValueError, "size is %d, expected 1 to %d", size, MAX_SIZE);
     if (fill < 0 || fill > 255) return fail(PyExc_ValueError, "fill is %d, expected 0 to 255", fill);
@@ -242,7 +244,8 @@ static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
     if (!lock(raw_shapes, &b->raw_shapes, "raw_shapes", "il", 2 * n, false) ||
         !lock(geometry, &b->geometry, "geometry", "d", GEOMETRY_COLUMNS * n, false) ||
         !lock(out, &b->out, "out", "B", pixels, true) ||
-        !lock(status, &b->status, "status", "il", n, true) || !borrow_keep(b, keep))
+        !lock(status, &b->status, "status", "il", n, true) || !borrow_keep(b, keep) ||
+        !lock(digests, &b->digests, "digests", "B", DIGEST_BYTES * n, true))
         return false;
     if ((b->raw_shapes.obj && b->raw_shapes.itemsize != 4) || b->status.itemsize != 4)
         return fail(PyExc_TypeError, "raw_shapes and status must be int32");
@@ -253,6 +256,7 @@ static bool borrow(borrowed *b, PyObject *args, PyObject *kwargs) {
     b->s.scaled = scaled;
     b->s.out = b->out.buf;
     b->s.status = b->status.buf;
+    b->s.digests = b->digests.buf;
     return check_geometry(&b->s);
 }
 
@@ -352,7 +356,41 @@ static PyObject *py_uniforms(PyObject *module, PyObject *args) {
     return result;
 }
 
+/* Sizes and locators of files in a folder, whose names lie in one buffer; how many are no files any more. */
+static PyObject *py_locate_files(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *file, *objects[4], *result = NULL;
+    Py_buffer names = {0}, offsets = {0}, sizes = {0}, locators = {0}, *all[] = {&names, &offsets, &sizes, &locators};
+    if (!PyArg_ParseTuple(args, "OOOOO:locate_files", &file, &objects[0], &objects[1], &objects[2], &objects[3]))
+        return NULL;
+    for (int i = 0; i < 4; i++)
+        if (objects[i] == Py_None) return fail(PyExc_TypeError, "no argument can be None");
+    int folder = PyObject_AsFileDescriptor(file);
+    bool ok = folder >= 0 && lock(objects[0], &names, "names", "B", -1, false) &&
+              lock(objects[1], &offsets, "offsets", "lq", -1, false);
+    Py_ssize_t count = ok ? offsets.len / 8 : 0;
+    ok = ok && lock(objects[2], &sizes, "sizes", "lq", count, true) &&
+         lock(objects[3], &locators, "locators", "B", DIGEST_BYTES * count, true);
+    if (ok && (offsets.itemsize != 8 || sizes.itemsize != 8 || !names.len || ((char *)names.buf)[names.len - 1]))
+        ok = fail(PyExc_ValueError, "offsets and sizes must be int64, and the last name ended by a zero byte");
+    if (ok) {
+        Py_ssize_t missing = 0;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; i++) {
+            int64_t offset = ((const int64_t *)offsets.buf)[i];
+            const char *name = offset >= 0 && offset < names.len ? (const char *)names.buf + offset : "";
+            missing += !locate_file(folder, name, (int64_t *)sizes.buf + i, (uint8_t *)locators.buf + i * DIGEST_BYTES);
+        }
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromSsize_t(missing);
+    }
+    for (int i = 0; i < 4; i++)
+        if (all[i]->obj) PyBuffer_Release(all[i]);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"locate_files", py_locate_files, METH_VARARGS, NULL},
     {"load_slice", (PyCFunction)(void (*)(void))py_load_slice, METH_VARARGS | METH_KEYWORDS, NULL},
     {"keep", py_keep, METH_VARARGS, NULL},
     {"normalize", (PyCFunction)(void (*)(void))py_normalize, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -378,8 +416,9 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 5)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 6)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
+    if (PyModule_AddIntConstant(module, "CAN_DIGEST", can_digest)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));
 }
 

@@ -52,6 +52,13 @@ class Failure:
     reason: str
 
 
+class Digested(NamedTuple):
+    """Digests of the files that a batch was read from; not of what was decoded before."""
+
+    ids: NDArray[np.int64]
+    digests: NDArray[np.uint64]  # [samples, 2]
+
+
 @dataclass
 class Prepared:
     """A batch as numpy arrays: what a worker hands over."""
@@ -65,6 +72,7 @@ class Prepared:
     failures: list[Failure]
     stages: StageSeconds
     work: list[Work] = field(default_factory=list)
+    digested: Digested | None = None
 
 
 @dataclass
@@ -107,7 +115,17 @@ class AnyDataset(Protocol):
     """What a run records of its dataset, whatever its samples are."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Of what is known when it is opened: that two differ is certain, that two are the same is not."""
+        ...
+
+    def content_fingerprint(self) -> str | None:
+        """Of all that the samples hold; None until that is known."""
+        ...
+
+    def changed_names(self) -> tuple[str, ...]:
+        """Samples that changed while they were in use, which the user accepts."""
+        ...
 
     @property
     def total_bytes(self) -> int: ...

@@ -2,28 +2,35 @@
 
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.array_file import Arrays, pack_names, unpack_names
+from flatout.data.identity import Origins, Words, are_known, as_words
 from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout, holds_images
-from flatout.data.pack import PackReader, open_split, read_manifest
-from flatout.data.readers import ObjectReader, Reader, Source, read_source, store_counters
-from flatout.data.saved_index import LEAST_FILES, Index, load_index, pack_names, save_index, unpack_names
-from flatout.errors import DataError, StorageError
+from flatout.data.pack import open_split, read_manifest
+from flatout.data.readers import ObjectReader, Reader, Source, look_at_files, read_source, store_counters
+from flatout.data.saved_index import LEAST_FILES, load_index, save_index
+from flatout.errors import DataChanged, DataError, ObjectMissing, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import is_fuse_mount, open_checked
 from flatout.storage.counters import StoreCounters
-from flatout.storage.protocol import Range, Store
+from flatout.storage.local import FolderStore
+from flatout.storage.protocol import Entry, Range, Store
 
 if TYPE_CHECKING:  # not for workers: see views.py
     from flatout.config.schema import DataConfig
+
+
+_SHOWN = 3  # of the names of files that changed
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Split:
     lengths: NDArray[np.int64]  # bytes of each original file
     reader: Reader
     rows: NDArray[np.int64]  # where each sample is in the reader
+    origins: Origins = field(default_factory=Origins, compare=False, repr=False)  # by row, as the reader
 
     def __len__(self) -> int:
         return len(self.names)
@@ -60,10 +68,11 @@ class Split:
         """Another split of these samples, renumbered in this order."""
         names = tuple(self.names[i] for i in ids.tolist())
         kept = self.labels[ids] if labels is None else labels
-        return Split(names, kept, self.lengths[ids], self.reader, self.rows[ids])
+        return Split(names, kept, self.lengths[ids], self.reader, self.rows[ids], self.origins)
 
     def fingerprint(self, classes: Sequence[str]) -> str:
-        """Digest of classes, names, labels and sizes: the same for a folder, a tar, a bucket or a pack of it."""
+        """By names and sizes: the same for a folder, a tar, a bucket or a pack of it, and for other contents of equal
+        sizes. It says that two datasets differ, never that they are the same."""
         digest = hashlib.sha256()
         for name in classes:
             digest.update(canonical(name) + b"\0")
@@ -71,15 +80,55 @@ class Split:
             digest.update(b"%d %d " % (label, length) + canonical(name) + b"\0")
         return digest.hexdigest()
 
+    def content_fingerprint(self, classes: Sequence[str]) -> str | None:
+        """By names, labels and contents, wherever they are; None until every sample was read."""
+        digests = self.known_digests()
+        if not bool(are_known(digests).all()):
+            return None
+        digest = hashlib.sha256(b"".join(canonical(name) + b"\0" for name in (*classes, "", *self.names)))
+        digest.update(self.labels.astype("<i8").tobytes() + digests.tobytes())
+        return digest.hexdigest()
+
+    def known_digests(self) -> Words:
+        """Of the original files, all zeros for those that nobody read."""
+        return self.origins.digests[self.rows] if len(self.origins.digests) else np.zeros((len(self), 2), np.uint64)
+
+    def known_digests_of(self, ids: NDArray[np.int64]) -> Words:
+        known = self.origins.digests
+        return known[self.rows[ids]] if len(known) else np.zeros((len(ids), 2), np.uint64)
+
+    def known_locators(self) -> Words:
+        return self.origins.locators[self.rows] if len(self.origins.locators) else np.zeros((len(self), 2), np.uint64)
+
+    def record(self, ids: NDArray[np.int64], digests: Words) -> None:
+        """What was read of these samples. Other bytes than those before are refused, unless changes are accepted."""
+        origins, differs = self.origins, self.origins.note(self.rows[ids], digests)
+        if not differs.any():
+            return
+        changed = ids[differs]
+        if not origins.accepts_changes:
+            files = some_files([self.names[i] for i in changed.tolist()], " changed")
+            raise DataChanged(
+                f"{files}: the bytes are not those that were read before, and the run would train on both; "
+                "restore them, or go on with --accept-changed-data"
+            )
+        for sample_id, digest in zip(changed.tolist(), digests[differs], strict=True):
+            origins.accept(self.names[sample_id], int(self.rows[sample_id]), digest.tobytes())
+
+    def origin_digest(self) -> str:
+        """Equal ones prove equal bytes of all samples; one of which too little is known is equal to no other."""
+        digest = hashlib.sha256(self.fingerprint(()).encode())
+        proofs = self.known_locators()
+        digest.update(proofs.tobytes() if bool(are_known(proofs).all()) else secrets.token_bytes(32))
+        return digest.hexdigest()
+
     def storage_key(self) -> str:
-        """Names what is kept of these samples on local disk, by row. The fingerprint alone would not do: a resized or
-        decoded pack has other bytes under it, and a limited dataset the same names in other rows when files are added.
+        """Names what is kept of these samples on local disk, by row. What is found there is used only for rows whose
+        locator is still the same; the place is among it so that two datasets of equal names do not take turns.
         """
-        reader = getattr(self.reader, "inner", self.reader)
-        digest = hashlib.sha256(self.fingerprint(()).encode() + self.rows.astype("<i8").tobytes())
-        if isinstance(reader, PackReader) and reader.index.mode != "original":
-            digest.update(reader.index.arrays["digest"].tobytes())
-        return digest.hexdigest()[:32]
+        where = self.origins.place.encode("utf-8", "surrogateescape")
+        names = self.fingerprint(()).encode()
+        return hashlib.sha256(b"2\0" + where + b"\0" + names + self.rows.astype("<i8").tobytes()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -91,11 +140,26 @@ class Dataset:
     train: Split
     val: Split | None
     notes: tuple[str, ...] = ()
+    _content: list[str] = field(default_factory=list, init=False, compare=False, repr=False)  # once it is known
 
     @cached_property
     def fingerprint(self) -> str:
         parts = [split.fingerprint(self.classes) if split else "-" for split in (self.train, self.val)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+
+    def content_fingerprint(self) -> str | None:
+        """The same for a folder, a tar, a bucket and a pack of the same files; None until every sample was read."""
+        if self._content:
+            return self._content[0]
+        parts = [split.content_fingerprint(self.classes) if split else "-" for split in (self.train, self.val)]
+        if None in parts:
+            return None
+        self._content.append(hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:32])
+        return self._content[0]
+
+    def changed_names(self) -> tuple[str, ...]:
+        """Of samples that changed while they were in use, and were accepted."""
+        return tuple(name for split in (self.train, self.val) if split for name in split.origins.changed)
 
     @property
     def total_bytes(self) -> int:
@@ -119,15 +183,17 @@ def open_dataset(config: "DataConfig") -> Dataset:
 def _from_files(store: Store, path: str) -> Dataset:
     root = _indexed_root(store)
     saved = load_index(root) if root is not None else None
-    if saved is not None:
-        return _from_saved(store, path, saved)
+    if saved is not None and isinstance(store, FolderStore):
+        with suppress(ObjectMissing):  # a file that is gone, under a folder that kept its time: listed again
+            return _from_saved(store, path, saved)
     listed_ns = time.time_ns()
-    lengths = {entry.name: entry.bytes for entry in store.entries()}
+    entries = {entry.name: entry for entry in store.entries()}
+    lengths = {name: entry.bytes for name, entry in entries.items()}
     layout = find_layout(lengths, lambda name: _read_text(store, name), path)
     _refuse_empty_classes(store, layout, path)
     classes = sorted(layout.splits["train"], key=canonical)
-    train = _split(store, layout, "train", classes, lengths)
-    val = _split(store, layout, "val", classes, lengths) if "val" in layout.splits else None
+    train = _split(store, layout, "train", classes, entries)
+    val = _split(store, layout, "val", classes, entries) if "val" in layout.splits else None
     notes = tuple(f"{name}/ in {path} holds no images and is no class" for name in layout.without_images)
     dataset = Dataset(path, tuple(classes), train, val, notes)
     if root is not None and len(lengths) >= LEAST_FILES:
@@ -161,23 +227,26 @@ def _folders(root: str, names: Iterable[str]) -> list[str]:
     return [os.path.join(root, name) for name in sorted(found)]
 
 
-def _index(dataset: Dataset, root: str) -> Index:
-    arrays: Index = {"root": pack_names([root]), "classes": pack_names(dataset.classes)}
+def _index(dataset: Dataset, root: str) -> Arrays:
+    arrays: Arrays = {"root": pack_names([root]), "classes": pack_names(dataset.classes)}
     for name, split in (("train", dataset.train), ("val", dataset.val)):
         if split is not None:
             arrays[f"{name}.names"] = pack_names(split.names)
-            arrays[f"{name}.labels"], arrays[f"{name}.lengths"] = split.labels, split.lengths
+            arrays[f"{name}.labels"] = split.labels
     return arrays
 
 
-def _from_saved(store: Store, path: str, saved: Index) -> Dataset:
+def _from_saved(store: FolderStore, path: str, saved: Arrays) -> Dataset:
     (root,) = unpack_names(saved["root"])
 
     def split(name: str) -> Split:
         names = tuple(unpack_names(saved[f"{name}.names"]))
-        lengths = saved[f"{name}.lengths"]
-        reader = ObjectReader(store, tuple(root + each for each in names) if root else names, lengths)
-        return Split(names, saved[f"{name}.labels"], lengths, reader, np.arange(len(names)))
+        objects = tuple(root + each for each in names) if root else names
+        lengths, locators = look_at_files(store, objects)  # the index spares the walk, not the look at every file
+        reader = ObjectReader(store, objects, lengths)
+        return Split(
+            names, saved[f"{name}.labels"], lengths, reader, np.arange(len(names)), _origins(store, name, locators)
+        )
 
     val = split("val") if "val.names" in saved else None
     return Dataset(path, tuple(unpack_names(saved["classes"])), split("train"), val)
@@ -193,6 +262,7 @@ def _from_pack(store: Store, manifest: Mapping[str, Any], path: str) -> Dataset:
             arrays["original_length"].astype(np.int64),
             opened.reader,
             np.arange(count),
+            opened.reader.origins(f"{store.origin()} {name}"),
         )
 
     splits = {name: split(name) for name in manifest["splits"]}
@@ -230,7 +300,7 @@ def _refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
         )
 
 
-def _split(store: Store, layout: Layout, split: str, classes: list[str], lengths: dict[str, int]) -> Split:
+def _split(store: Store, layout: Layout, split: str, classes: list[str], entries: dict[str, Entry]) -> Split:
     members = layout.splits[split]
     if split == "val":
         _compare_class_maps(classes, sorted(members, key=canonical), store.url)
@@ -240,9 +310,22 @@ def _split(store: Store, layout: Layout, split: str, classes: list[str], lengths
         names += ordered
         labels += [label] * len(ordered)
     objects = tuple(layout.root + name for name in names)
-    sizes = np.array([lengths[name] for name in objects], np.int64)
+    sizes = np.array([entries[name].bytes for name in objects], np.int64)
     reader = ObjectReader(store, objects, sizes)
-    return Split(tuple(names), np.array(labels, np.int64), sizes, reader, np.arange(len(names)))
+    origins = _origins(store, split, as_words([entries[name].locator for name in objects]))
+    return Split(tuple(names), np.array(labels, np.int64), sizes, reader, np.arange(len(names)), origins)
+
+
+def _origins(store: Store, split: str, locators: Words) -> Origins:
+    origins = Origins(f"{store.origin()} {split}", locators)
+    origins.recall()
+    return origins
+
+
+def some_files(names: Sequence[str], what: str) -> str:
+    """`3 files changed (train/cat/7.jpg, train/cat/8.jpg, …)`."""
+    shown = ", ".join([*names[:_SHOWN], *(["…"] if len(names) > _SHOWN else [])])
+    return f"{len(names):,} file{'s' if len(names) != 1 else ''}{what} ({shown})"
 
 
 def _compare_class_maps(train: list[str], val: list[str], where: str) -> None:

@@ -95,6 +95,7 @@ class Loader:
 
     def close(self) -> None:
         self._pool.close()
+        self.recipe.split.origins.remember()
         if self.log is not None:
             self.log.close()
         if self.cache is not None:
@@ -115,6 +116,8 @@ class Loader:
 
     def _checked(self, prepared: Prepared) -> Batch:
         self.stages.add(prepared.stages)
+        if prepared.digested is not None:
+            self.recipe.split.record(*prepared.digested)
         if self._recorder is not None:
             for work in prepared.work:
                 self._recorder.lane(work.worker, work.stage, work.start, work.seconds)

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,19 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.decode import MAX_PIXELS
+from flatout.data.identity import Origins, Words, as_words, digest_of
 from flatout.data.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.storage.locators import NO_LOCATOR
 from flatout.storage.protocol import Range, Store
 
 MANIFEST = "pack.json"
 MODES = ("original", "resized", "decoded")
-MAGIC, VERSION = b"FLATPACK", 1
+MAGIC, VERSION = b"FLATPACK", 2
+_READABLE = (1, VERSION)  # version 1 has no digests of the original files, and other ones of what is stored
 _HEADER = struct.Struct("<8sIIQQ32s")
 _MAX_SAMPLES, _MAX_NAME_BYTES, _MAX_SHARD_BYTES = 2**31, 4096, 2**62
 _ARRAYS = (
     ("offset", "<u8"), ("length", "<u8"), ("original_length", "<u8"), ("name_end", "<u8"), ("shard", "<u4"),
     ("label", "<u4"), ("height", "<u4"), ("width", "<u4"), ("digest", "V16"),
 )  # fmt: skip
+_CONTENT = ("content", "V16")  # from version 2 on
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,26 @@ class PackIndex:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def version(self) -> int:
+        return 2 if "content" in self.arrays else 1
+
+    def digest_of(self, data: bytes | memoryview) -> bytes:
+        """As in the array `digest`."""
+        return digest_of(data) if self.version > 1 else hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _columns(version: int) -> tuple[tuple[str, str], ...]:
+    return _ARRAYS if version == 1 else (*_ARRAYS, _CONTENT)
+
 
 def encode_index(index: PackIndex) -> bytes:
     """The bytes of an index file."""
+    columns = _columns(index.version)
     names = b"".join(os.fsencode(name) for name in index.names)
-    body = b"".join(np.ascontiguousarray(index.arrays[name].astype(kind)).tobytes() for name, kind in _ARRAYS) + names
+    body = b"".join(np.ascontiguousarray(index.arrays[name].astype(kind)).tobytes() for name, kind in columns) + names
     header = _HEADER.pack(
-        MAGIC, VERSION, MODES.index(index.mode), len(index), len(names), hashlib.sha256(body).digest()
+        MAGIC, index.version, MODES.index(index.mode), len(index), len(names), hashlib.sha256(body).digest()
     )
     return header + body
 
@@ -60,16 +78,19 @@ def decode_index(data: bytes, shard_bytes: Sequence[int], where: str) -> PackInd
     if len(data) < _HEADER.size:
         raise DataError(f"{where} is not a pack index: {len(data)} bytes; pack the dataset again")
     magic, version, mode, count, name_bytes, digest = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != VERSION or mode >= len(MODES):
-        raise DataError(f"{where} is not a pack index of version {VERSION}; pack the dataset again with this flatout")
-    row_bytes = sum(np.dtype(kind).itemsize for _, kind in _ARRAYS)
+    if magic != MAGIC or version not in _READABLE or mode >= len(MODES):
+        raise DataError(
+            f"{where} is not a pack index of a version up to {VERSION}; pack the dataset again with this flatout"
+        )
+    columns = _columns(version)
+    row_bytes = sum(np.dtype(kind).itemsize for _, kind in columns)
     if count > _MAX_SAMPLES or len(data) != _HEADER.size + count * row_bytes + name_bytes:
         raise DataError(f"{where} has {len(data)} bytes, which does not fit {count} samples; it was cut or damaged")
     body = memoryview(data)[_HEADER.size :]
     if hashlib.sha256(body).digest() != digest:
         raise DataError(f"{where} does not match its digest; it was damaged, copy or pack it again")
     arrays, at = {}, 0
-    for name, kind in _ARRAYS:
+    for name, kind in columns:
         arrays[name] = np.frombuffer(body, kind, count, at)
         at += arrays[name].nbytes
     _check_ranges(arrays, shard_bytes, name_bytes, MODES[mode], where)
@@ -128,6 +149,25 @@ class PackReader:
         arrays = self.index.arrays
         return np.stack([arrays["height"][rows], arrays["width"][rows]], axis=1).astype(np.int32)
 
+    def origins(self, place: str) -> Origins:
+        """From version 2 on the index proves what is stored, since every sample is compared with it when it is read."""
+        arrays, originals = self.index.arrays, self.index.mode == "original"
+        if self.index.version == 1:
+            return Origins(place, self._shard_locators(), stores_originals=originals)
+        stored = as_words(arrays["digest"])
+        return Origins(place, stored, as_words(arrays["content"]), stored, originals)
+
+    def _shard_locators(self) -> Words:
+        """Of each sample by its shard's; unknown where the store cannot say."""
+        found: dict[str, bytes] = {}
+        with suppress(StorageError):
+            found = {entry.name: entry.locator for entry in self.store.entries()}
+        shards = [found.get(name, NO_LOCATOR) for name in self.shard_names]
+        arrays = self.index.arrays
+        rows = zip(arrays["shard"].tolist(), arrays["offset"].tolist(), arrays["length"].tolist(), strict=True)
+        parts = ((shards[shard], b" %d %d" % (offset, length)) for shard, offset, length in rows)
+        return as_words([NO_LOCATOR if of == NO_LOCATOR else digest_of(of + part) for of, part in parts])
+
     def _mapped(self, shard: int) -> memoryview:
         name = self.shard_names[shard]
         view = self._maps.get(name)
@@ -159,11 +199,13 @@ def read_manifest(store: Store) -> dict[str, Any] | None:
         raise answer
     try:
         manifest = json.loads(answer)
-        known = manifest["format"] == "flatout-pack" and manifest["version"] == VERSION
+        known = manifest["format"] == "flatout-pack" and manifest["version"] in _READABLE
     except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
-        raise DataError(f"{store.url}/{MANIFEST} is not a pack manifest of version {VERSION}; pack the dataset again")
+        raise DataError(
+            f"{store.url}/{MANIFEST} is not a pack manifest of a version up to {VERSION}; pack the dataset again"
+        )
     classes, splits, fingerprint = (manifest.get(key) for key in ("classes", "splits", "fingerprint"))
     whole = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     if not (whole and isinstance(splits, dict) and "train" in splits and isinstance(fingerprint, str)):

@@ -1,6 +1,5 @@
 """Writing packs: shard by shard, verified, resumable after a kill, and back to files again."""
 
-import hashlib
 import io
 import json
 import os
@@ -19,13 +18,14 @@ from PIL import Image
 
 from flatout.data.dataset import Dataset, Split
 from flatout.data.decode import Undecodable, decode_image
+from flatout.data.identity import digest_of
 from flatout.data.layouts import ANNOTATIONS
 from flatout.data.pack import MANIFEST, MODES, VERSION, PackIndex, PackReader, encode_index
-from flatout.data.readers import Source
 from flatout.errors import ConfigError, DataError, NoSpace, StorageError
 
 _SLICE = 256  # samples fetched at once
 _SLICES_AHEAD = 4
+_KINDS = {"digest": "V16", "content": "V16"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Blob:
     """What is stored of one sample."""
 
     data: bytes
+    content: bytes  # digest of the original file
     height: int = 0
     width: int = 0
 
@@ -79,7 +80,8 @@ def write_pack(dataset: Dataset, folder: Path, options: PackOptions, workers: in
 
 def _check_same_job(folder: Path, dataset: Dataset, options: PackOptions) -> None:
     """Parts of another dataset or mode must not be mixed in."""
-    job = json.dumps({"fingerprint": dataset.fingerprint, **vars(options)}, sort_keys=True)
+    origins = [split.origin_digest() for split in (dataset.train, dataset.val) if split is not None]
+    job = json.dumps({"fingerprint": dataset.fingerprint, "origins": origins, **vars(options)}, sort_keys=True)
     marker = folder / "packing.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,17 +109,19 @@ def _write_shard(
         with np.load(part) as saved:
             return {"name": path.name, "bytes": path.stat().st_size}, {key: saved[key] for key in saved.files}
     temporary = path.with_suffix(".tmp")
-    columns: dict[str, list[Any]] = {key: [] for key in ("offset", "length", "shard", "height", "width", "digest")}
+    names = ("offset", "length", "shard", "height", "width", "digest", "content")
+    columns: dict[str, list[Any]] = {key: [] for key in names}
     try:
         with temporary.open("wb") as file, ThreadPoolExecutor(workers) as pool:
             for blob in _blobs(split, low, high, options, pool):
-                values = (file.tell(), len(blob.data), number, blob.height, blob.width, _digest(blob.data))
+                place = (file.tell(), len(blob.data), number, blob.height, blob.width)
+                values = (*place, digest_of(blob.data), blob.content)
                 for key, value in zip(columns, values, strict=True):
                     columns[key].append(value)
                 file.write(blob.data)
             file.flush()
             os.fsync(file.fileno())
-        arrays = {key: np.array(values, "V16" if key == "digest" else np.uint64) for key, values in columns.items()}
+        arrays = {key: np.array(values, _KINDS.get(key, np.uint64)) for key, values in columns.items()}
         _verify(temporary, arrays)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -142,27 +146,29 @@ def _blobs(split: Split, low: int, high: int, options: PackOptions, pool: Thread
 
 
 def _converted(split: Split, ids: NDArray[np.int64], options: PackOptions) -> list[Blob]:
-    sources = zip(ids.tolist(), split.read(ids), strict=True)
-    return [_convert(source, split.names[sample_id], options) for sample_id, source in sources]
+    blobs, known = [], split.known_digests()[ids]
+    for sample_id, source, content in zip(ids.tolist(), split.read(ids), known, strict=True):
+        if isinstance(source, StorageError):
+            raise source
+        check_stored(split, sample_id, source)
+        original = digest_of(source) if split.origins.stores_originals else content.tobytes()
+        blobs.append(_convert(bytes(source), original, split.names[sample_id], options))
+    return blobs
 
 
-def _convert(source: Source | StorageError, name: str, options: PackOptions) -> Blob:
+def _convert(data: bytes, content: bytes, name: str, options: PackOptions) -> Blob:
     """The stored form of one sample; what cannot be decoded is kept as it is, so that it is found out when used."""
-    if isinstance(source, StorageError):
-        raise source
-    assert not isinstance(source, str)
-    data = bytes(source)
     if options.mode == "original":
-        return Blob(data)
+        return Blob(data, content)
     try:
         image = decode_image(data)
     except Undecodable as error:
         if options.mode == "decoded":
             raise DataError(f"{name!r} cannot be decoded ({error}); remove it first, or use --mode original") from None
-        return Blob(data)
+        return Blob(data, content)
     if options.mode == "decoded":
-        return Blob(np.asarray(image).tobytes(), image.height, image.width)
-    return Blob(_resized(image, options))
+        return Blob(np.asarray(image).tobytes(), content, image.height, image.width)
+    return Blob(_resized(image, options), content)
 
 
 def _resized(image: Image.Image, options: PackOptions) -> bytes:
@@ -179,7 +185,7 @@ def _verify(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Read back what was written."""
     with path.open("rb") as file:
         for length, digest in zip(arrays["length"].tolist(), arrays["digest"], strict=True):
-            if _digest(file.read(length)) != digest.tobytes():
+            if digest_of(file.read(length)) != digest.tobytes():
                 raise OSError(f"what was read back from {path} is not what was written")
 
 
@@ -204,7 +210,7 @@ def unpack(dataset: Dataset, folder: Path) -> Iterator[tuple[int, int]]:
             for sample_id, source in zip(ids.tolist(), split.read(ids), strict=True):
                 if isinstance(source, StorageError):
                     raise source
-                _check_digest(split, sample_id, source)
+                check_stored(split, sample_id, source)
                 _write_sample(folder, split.names[sample_id], source)
                 done += 1
             yield done, total
@@ -222,10 +228,11 @@ def _write_annotations(split: Split, classes: Sequence[str], folder: Path) -> No
         (folder / flat[0].split("/")[0] / ANNOTATIONS).write_text("".join(lines), errors="surrogateescape")
 
 
-def _check_digest(split: Split, sample_id: int, data: bytes | memoryview) -> None:
+def check_stored(split: Split, sample_id: int, data: bytes | memoryview) -> None:
+    """Of a pack: what its index says is stored."""
     if isinstance(split.reader, PackReader):
-        wanted = split.reader.index.arrays["digest"][split.rows[sample_id]]
-        if _digest(data) != wanted.tobytes():
+        index = split.reader.index
+        if index.digest_of(data) != index.arrays["digest"][split.rows[sample_id]].tobytes():
             name = split.names[sample_id]
             raise DataError(f"{name!r} does not match its digest; the pack was damaged, copy it again")
 
@@ -244,10 +251,6 @@ def _inside(folder: Path, name: str) -> Path:
     if "\0" in name or not target.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"the pack has a sample named {name!r}, which leads out of {folder}; refusing to write it")
     return target
-
-
-def _digest(data: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

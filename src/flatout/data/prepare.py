@@ -11,10 +11,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batch import Failure, Prepared, StageSeconds, Work
+from flatout.data.batch import Digested, Failure, Prepared, StageSeconds, Work
 from flatout.data.dataset import Split
 from flatout.data.decode import Shrunk, Undecodable, decode_pixels, decode_shrunk, is_jpeg, native
 from flatout.data.draws import Draws, Mix, draw, draw_mix, fast_uniforms
+from flatout.data.identity import CAN_DIGEST, digest_of, to_digest, were_digested, were_left_alone
 from flatout.data.pixels import decode_scaled, place, place_raw, place_shrunk, recolour
 from flatout.data.readers import Base, Extents, Source, read_source
 from flatout.data.sample_cache import SampleCache
@@ -26,6 +27,7 @@ NativeSources = (
     list[Source | StorageError | None] | tuple[list[Base], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
 )
 _TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
+DIGESTS = True  # benchmarks/hashing.py measures what they cost
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Fetched:
     stages: StageSeconds
     cache: SampleCache | None = None
     cache_rows: NDArray[np.int64] | None = None  # where the cache may keep each; -1: it has it
+    expected: NDArray[np.uint8] | None = None  # digests of the bytes, where the store has them beforehand
+    digests: NDArray[np.uint8] | None = None  # of the bytes as they are read; see to_digest()
     work: list[Work] = field(default_factory=list)
 
 
@@ -158,6 +162,7 @@ def assemble(
     ids, sources, stages = fetched.ids, fetched.sources, fetched.stages
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.full(len(ids), _TO_DO, np.int32)
+    _begin_digests(recipe.split, fetched)
     if native is not None and watch is None and recipe.view.crop != "raw":
         scaled = recipe.view.decode == "scaled"
         _load_compiled(_allowed(recipe, ids, sources), fetched, drawn, images, status, scaled)
@@ -175,8 +180,55 @@ def assemble(
     if watch is not None:
         watch(-1)
     prepared = _finished(recipe, fetched, images, drawn, failures)
+    prepared.digested = _end_digests(recipe.split, fetched, failures)
     prepared.work = [*fetched.work, *_stretches(started, before, stages)]
     return prepared
+
+
+def _begin_digests(split: Split, fetched: Fetched) -> None:
+    """Say what is to be digested: every file that is read, but pixels of a decoded pack only once in a process."""
+    origins, shapes = split.origins, fetched.shapes
+    passed_over = None if fetched.cache_rows is None else fetched.cache_rows < 0
+    if origins.expected is not None:
+        rows = split.rows[fetched.ids]
+        fetched.expected = origins.expected[rows].view(np.uint8)
+        if passed_over is None and shapes is not None:
+            passed_over = origins.verified[rows] & (shapes[:, 0] > 0)
+    if DIGESTS:
+        fetched.digests = to_digest(fetched.expected, len(fetched.ids), passed_over)
+
+
+def _digest_beforehand(sources: NativeSources, fetched: Fetched) -> NativeSources:
+    """Where the compiled decoder cannot: files are read twice. What is not as expected it does not see."""
+    assert fetched.digests is not None
+    allowed: list[Source | StorageError | None] = list(fetched.sources if isinstance(sources, tuple) else sources)
+    for slot in np.flatnonzero(~were_left_alone(fetched.digests)).tolist():
+        source = allowed[slot]
+        data = None if source is None else read_source(source)
+        if data is not None and not isinstance(data, StorageError):
+            fetched.digests[slot] = np.frombuffer(digest_of(data), np.uint8)
+            allowed[slot] = data if _is_expected(fetched, slot) else None
+    return allowed
+
+
+def _is_expected(fetched: Fetched, slot: int) -> bool:
+    """After it was digested."""
+    if fetched.expected is None or fetched.digests is None:
+        return True
+    return bytes(fetched.expected[slot]) == bytes(fetched.digests[slot])
+
+
+def _end_digests(split: Split, fetched: Fetched, failures: dict[int, str]) -> Digested | None:
+    """What was learnt of the files; of a pack that knows its own, only that they are as they should be."""
+    if fetched.digests is None:
+        return None
+    read = were_digested(fetched.digests)
+    if fetched.expected is not None:
+        if fetched.shapes is not None:
+            read[list(failures)] = False
+            split.origins.verified[split.rows[fetched.ids[read]]] = True
+        return None
+    return Digested(fetched.ids[read], fetched.digests[read].view(np.uint64))
 
 
 def _allowed(recipe: Recipe, ids: NDArray[np.int64], sources: Sequence[Source | StorageError]) -> NativeSources:
@@ -201,9 +253,12 @@ def _load_compiled(
     assert native is not None
     stages, cache, rows = fetched.stages, fetched.cache, fetched.cache_rows
     keep = None if cache is None or rows is None else cache.keep(rows)
+    if fetched.digests is not None and not CAN_DIGEST:
+        sources = _digest_beforehand(sources, fetched)
     fetch, decode, augment, bytes_read = native.load_slice(
-        sources, fetched.shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], status, keep, scaled
-    )
+        sources, fetched.shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], status, keep, scaled,
+        fetched.digests,
+    )  # fmt: skip
     stages.fetch += fetch
     stages.decode += decode
     stages.augment += augment
@@ -221,6 +276,12 @@ def _load_one(
             raise data
         raise Undecodable(str(data))
     stages.bytes_read += len(data)
+    if fetched.digests is not None and not bool(were_left_alone(fetched.digests[slot : slot + 1])[0]):
+        fetched.digests[slot] = np.frombuffer(digest_of(data), np.uint8)
+        if not _is_expected(fetched, slot):
+            raise Undecodable(
+                "its bytes are not those that the pack's index names: the pack was damaged, copy it again"
+            )
     arrived = time.perf_counter()
     side, by_torch = out.shape[1], recipe.view.resizes_by_torch
     pixels: Shrunk | NDArray[np.uint8]

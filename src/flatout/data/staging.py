@@ -101,7 +101,7 @@ def staged(split: Split, wanted: str) -> tuple[Split, SampleLog | None, str | No
     if needed - kept_bytes(folder) > free:
         return split, None, f"stage: off, {format_bytes(needed)} do not fit the {format_bytes(free)} to spare on disk"
     try:
-        log = SampleLog(folder).open()
+        log = SampleLog(folder).open(split.origins.locators)
     except (NoSpace, OSError) as error:
         return split, None, f"stage: off, {error}"
     have = f"{len(log)} of {len(split)} samples are there already" if len(log) else "filled during the first epoch"

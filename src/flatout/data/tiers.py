@@ -10,6 +10,7 @@ from flatout.cache.arena import disk_arena, memory_arena
 from flatout.data.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
 from flatout.data.fill_costs import SampleCosts, fill_or_not, probe_samples
 from flatout.data.prepare import Recipe
+from flatout.data.proven import drop_unproven
 from flatout.data.sample_cache import SampleCache
 from flatout.errors import ConfigError, NoSpace
 from flatout.units import format_bytes
@@ -100,4 +101,6 @@ def _opened(tier: str, recipe: Recipe, needed: int, memory: int, disk: int, why:
         store = SampleCache(disk_arena(folder, rows, min(needed, disk)))
     except NoSpace as error:
         return Chosen(None, f"cache: off, {error}")
-    return Chosen(store, f"cache: decoded samples in {folder}{why}", tier=tier)
+    dropped = drop_unproven(store.arena, folder, recipe.split.origins.locators)
+    changed = f"; {dropped} of an earlier run are of files that may have changed, and are made anew" if dropped else ""
+    return Chosen(store, f"cache: decoded samples in {folder}{changed}{why}", tier=tier)

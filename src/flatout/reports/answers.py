@@ -240,7 +240,9 @@ def _data(details: Details) -> str:
     unit = "pairs of lines" if details.run.summary.get("task") == "translation" else "samples"
     train = (data.get("splits") or {}).get("train")
     of_these = f" (for training {train['samples']:,}, {format_bytes(train['bytes'])})" if train else ""
-    return f"{data['samples_total']:,} {unit}, {size}{of_these}{read}, {bad:,} in quarantine"
+    changes = details.run.summary.get("data_changes") or []
+    changed = f"; CHANGED in the middle of the run: {'; '.join(map(str, changes))}" if changes else ""
+    return f"{data['samples_total']:,} {unit}, {size}{of_these}{read}, {bad:,} in quarantine{changed}"
 
 
 def _classes(details: Details) -> str:

@@ -31,7 +31,9 @@ def find_caveats(sides: Sequence[Side]) -> list[Caveat]:
 
 def _data(sides: Sequence[Side]) -> Iterator[Caveat]:
     unknown = [side.label for side in sides if not side.run.summary.get("data_fingerprint")]
-    if len({side.run.summary.get("data_fingerprint") for side in sides} - {None}) > 1:
+    kinds = {side.run.summary.get("data_fingerprint_by", "names and sizes") for side in sides} - {None}
+    key = "data_fingerprint" if kinds == {"content"} else "data_names_fingerprint"
+    if len({side.run.summary.get(key) or side.run.summary.get("data_fingerprint") for side in sides} - {None}) > 1:
         words = ", ".join(f"{side.label} {_data_words(side.run.summary)}" for side in sides)
         yield "data", f"NOT the same data: {words}; accuracy and epochs do not compare"
     elif unknown and len(unknown) < len(sides):

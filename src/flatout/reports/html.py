@@ -190,8 +190,10 @@ def _files(details: Details) -> list[Markup]:
 def _setup(details: Details) -> list[Markup]:
     run = details.run
     facts = [(name.replace("_", " "), _words(value)) for name, value in run.environment.items() if value is not None]
+    by = run.summary.get("data_fingerprint_by")
     facts += [
-        (name.replace("_", " "), str(run.summary.get(name) or "n/a")) for name in ("data_fingerprint", "config_digest")
+        (f"data fingerprint{f' by {by}' if by else ''}", str(run.summary.get("data_fingerprint") or "n/a")),
+        ("config digest", str(run.summary.get("config_digest") or "n/a")),
     ]
     config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else ""
     return [pairs(facts), folded("config.yaml", preformatted(config)) if config else Markup("")]

@@ -56,7 +56,7 @@ from flatout.service.messages import (
 )
 from flatout.service.policy import MOST_AT_ONCE
 from flatout.service.producer import make_batch
-from flatout.service.specs import ImagePreparer, assemble, batch_key, check_samples
+from flatout.service.specs import ImagePreparer, assemble, batch_key, check_contents, check_samples
 
 _ANSWER_SECONDS = 5.0  # beyond what the service may hold an answer back
 _LEFT_WHEN_ASKING = 8  # one batch in so many of a handful: to open as many takes a while on a machine that is busy
@@ -456,7 +456,9 @@ class SharedPool:
                 each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
             prepared = assemble(epoch, index, arrays, bundle.meta)
-            check_samples(prepared, self._recipe.ids(epoch, index))
+            wanted = self._recipe.ids(epoch, index)
+            check_samples(prepared, wanted)
+            check_contents(prepared, self._recipe.split, wanted)
             if not store.is_mapped:
                 prepared.work.clear()  # by another machine's clock
         except (BadBundle, KeyError, TypeError, ValueError) as error:

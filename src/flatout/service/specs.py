@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from flatout.cache.bundle import capacity_for
 from flatout.config.schema import DataConfig
-from flatout.data.batch import Failure, Prepared, StageSeconds, Work
+from flatout.data.batch import Digested, Failure, Prepared, StageSeconds, Work
 from flatout.data.dataset import Split, open_dataset
 from flatout.data.draws import Mix
-from flatout.data.pack import PackReader
+from flatout.data.identity import DIGEST_BYTES, are_equal, are_known, as_words
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
@@ -84,10 +84,9 @@ def describe(recipe: Recipe, config: DataConfig, split: str) -> dict[str, Any]:
 
 
 def content_digest(split: Split) -> str:
-    """The same for a folder, a tar and a bucket of the same files; a resized or decoded pack has other pixels."""
-    reader = getattr(split.reader, "inner", split.reader)
-    pixels = split.storage_key() if isinstance(reader, PackReader) and reader.index.mode != "original" else ""
-    return hashlib.sha256(f"{split.fingerprint(())} {pixels}".encode()).hexdigest()
+    """Equal only where the bytes of all samples are proven the same: by what the file system or the object store says
+    of them, whoever looks and from wherever, or by the digests of a pack, which may then be a copy. Labels too."""
+    return split.origin_digest()
 
 
 def stream_name(spec: Mapping[str, Any]) -> str:
@@ -104,8 +103,8 @@ def batch_key(stream: str, epoch: int, index: int) -> bytes:
 def batch_bytes(recipe: Recipe) -> int:
     """Room for the largest batch of any epoch."""
     largest = max(prod(recipe.shape(epoch)) for epoch in (0, *(first for first, _ in recipe.view.sizes)))
-    small = recipe.batch_size * (8 + 8 + _MIX_BYTES)
-    return capacity_for(largest + small, 8, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
+    small = recipe.batch_size * (8 + 8 + _MIX_BYTES + 8 + DIGEST_BYTES)
+    return capacity_for(largest + small, 10, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,8 @@ def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
         seconds += each[2:]
     arrays["seconds"] = np.array(figures[:_SECONDS] + seconds)
     arrays["counts"] = np.array(figures[_SECONDS:], np.int64)
+    if prepared.digested is not None:
+        arrays |= {"digested.ids": prepared.digested.ids, "digested.digests": prepared.digested.digests.view(np.uint8)}
     failures = [[each.sample_id, each.name, each.reason] for each in prepared.failures]
     return arrays, {"failures": failures, "work": [each[:2] for each in prepared.work]}
 
@@ -177,11 +178,27 @@ def check_samples(prepared: Prepared, wanted: NDArray[np.int64]) -> None:
         raise ValueError(f"the batch holds {len(prepared.sample_ids)} samples that are not the {len(wanted)} asked for")
 
 
+def check_contents(prepared: Prepared, split: Split, wanted: NDArray[np.int64]) -> None:
+    """A batch of other bytes than this job has read under the same names is a ValueError."""
+    if prepared.digested is not None:
+        if not bool(np.isin(prepared.digested.ids, wanted).all()):
+            raise ValueError("the batch has digests of samples that are not in it")
+        known = split.known_digests_of(prepared.digested.ids)
+        if bool((are_known(known) & ~are_equal(known, prepared.digested.digests)).any()):
+            raise ValueError("the batch was made of other bytes than this job has read under the same names")
+
+
 def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Prepared:
     """The batch again; what is missing or of a wrong kind is a KeyError, TypeError or ValueError."""
     mix = None
     if "mix.partner" in arrays:
         mix = Mix(arrays["mix.partner"], arrays["mix.keep"], arrays["mix.box"])
+    digested = None
+    if "digested.ids" in arrays:
+        ids, digests = arrays["digested.ids"], arrays["digested.digests"]
+        if ids.dtype != np.int64 or digests.dtype != np.uint8 or digests.shape != (len(ids), DIGEST_BYTES):
+            raise ValueError(f"a batch has {DIGEST_BYTES} bytes for the digest of each file")
+        digested = Digested(ids, as_words(digests))
     images, labels, sample_ids = arrays["images"], arrays["labels"], arrays["sample_ids"]
     kinds = (images.dtype, images.ndim, labels.dtype, sample_ids.dtype)
     if kinds != _KINDS or not len(images) == len(labels) == len(sample_ids):
@@ -194,5 +211,14 @@ def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: M
         for (worker, stage), start, length in zip(meta["work"], starts, lengths, strict=True)
     ]
     return Prepared(
-        epoch, index, images, labels, sample_ids, mix, failures, StageSeconds(*seconds[:_SECONDS], *counts), work
+        epoch,
+        index,
+        images,
+        labels,
+        sample_ids,
+        mix,
+        failures,
+        StageSeconds(*seconds[:_SECONDS], *counts),
+        work,
+        digested,
     )

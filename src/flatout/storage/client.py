@@ -95,6 +95,16 @@ def place_of(url: str, options: Mapping[str, Option]) -> Place:
     return Place(url, endpoint or _SERVICES.get(scheme, scheme), _HINTS.get(scheme, "its credentials"))
 
 
+def origin_of(url: str, options: Mapping[str, Option]) -> str:
+    """Tells stores apart whose buckets have one name: by the whole endpoint, and by the account, never by its keys."""
+    scheme = url.partition("://")[0]
+    parts = urlsplit(_endpoint(scheme, options) or "")
+    account = ""
+    if scheme == "az":
+        account = _as_text(options.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or "")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} {account} {url.rstrip('/')}"
+
+
 def _config_error(address: Address, error: Exception) -> Exception:
     unknown = re.search(r"Configuration key: '([\w-]+)' is not valid", str(error))
     if unknown:

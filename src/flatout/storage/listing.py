@@ -6,6 +6,7 @@ from typing import Any
 
 from flatout.storage.answers import Trouble, explain, read_trouble
 from flatout.storage.connection import Connection
+from flatout.storage.locators import object_locator
 from flatout.storage.protocol import Entry
 from flatout.storage.retry import Asked, GiveUp, Outcome, next_attempt
 
@@ -26,8 +27,8 @@ class _Position:
         self.last_name = name
 
 
-def list_entries(connection: Connection) -> Iterator[Entry]:
-    """Every object under the store's prefix, without the zero-byte keys that stand for folders."""
+def list_entries(connection: Connection, origin: str = "") -> Iterator[Entry]:
+    """Every object under the prefix, which is at `origin`, without the zero-byte keys that stand for folders."""
     position = _Position()
     attempts, refreshed, started = 0, False, time.monotonic()
     while True:
@@ -35,7 +36,7 @@ def list_entries(connection: Connection) -> Iterator[Entry]:
         try:
             for page in _pages(connection, client, position.last_name):
                 attempts, refreshed = 0, False
-                yield from _without_folders(connection, client, page, position)
+                yield from _without_folders(connection, client, page, position, origin)
                 started = time.monotonic()
         except Exception as error:  # the consumer's own errors do not come through a yield
             trouble = read_trouble(type(error).__name__, str(error))
@@ -70,7 +71,7 @@ def _pages(connection: Connection, client: Any, after: str) -> Iterator[list[dic
 
 
 def _without_folders(
-    connection: Connection, client: Any, page: list[dict[str, Any]], position: _Position
+    connection: Connection, client: Any, page: list[dict[str, Any]], position: _Position, origin: str
 ) -> Iterator[Entry]:
     """obstore drops a key's last slash, so `a/` and `a` look alike; only the store knows which it is."""
     empty = [item["path"] for item in page if item["size"] == 0 and item["path"]]
@@ -83,7 +84,7 @@ def _without_folders(
             position.zero_names.add(name)
         position.move_to(name)
         if name and not repeated and not (byte_count == 0 and name in folders):
-            yield Entry(name, byte_count)
+            yield Entry(name, byte_count, object_locator(origin, name, item))
 
 
 def _is_folder(connection: Connection, client: Any, name: str) -> bool:

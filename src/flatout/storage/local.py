@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.errors import AccessDenied, ObjectMissing, StorageError
+from flatout.storage.locators import file_locator
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
 
@@ -58,6 +59,9 @@ class FolderStore:
             except OSError as error:
                 raise _as_storage_error(self.root, error) from None
         return self._opened
+
+    def origin(self) -> str:
+        return os.path.realpath(self.root)
 
     def entries(self) -> Iterator[Entry]:
         """Real folders first, then linked ones: what a link leads to a second time keeps its real name."""
@@ -112,9 +116,17 @@ class TarStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}  # opened again in the other process
 
+    def origin(self) -> str:
+        return os.path.realpath(self.path)
+
     def entries(self) -> Iterator[Entry]:
-        for name, (_, byte_count) in self._table().items():
-            yield Entry(name, byte_count)
+        table = self._table()
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise _as_storage_error(self.path, error) from None
+        for name, (offset, byte_count) in table.items():
+            yield Entry(name, byte_count, file_locator(status, b"%d %d" % (offset, byte_count)))
 
     def file(self) -> "OpenFile":
         """The archive itself, for those who know the places of its members."""
@@ -194,7 +206,7 @@ def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], linked: list[str
             except OSError:
                 continue  # a link that leads nowhere, or round and round
             if stat.S_ISREG(status.st_mode):
-                yield Entry(name, status.st_size)
+                yield Entry(name, status.st_size, file_locator(status))
             elif stat.S_ISDIR(status.st_mode):
                 linked.append(name)
 

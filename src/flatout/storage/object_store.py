@@ -14,7 +14,7 @@ from typing import Any
 
 from flatout.errors import StorageError
 from flatout.storage.answers import Trouble, explain
-from flatout.storage.client import Option, build_client, parse_address, place_of
+from flatout.storage.client import Option, build_client, origin_of, parse_address, place_of
 from flatout.storage.connection import Connection, ReadOptions
 from flatout.storage.counters import StoreCounters
 from flatout.storage.listing import list_entries
@@ -37,8 +37,11 @@ class ObjectStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connections": {}}
 
+    def origin(self) -> str:
+        return origin_of(self.url, self.options)
+
     def entries(self) -> Iterator[Entry]:
-        return list_entries(self._connection())
+        return list_entries(self._connection(), self.origin())
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         connection = self._connection()

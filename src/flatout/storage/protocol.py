@@ -1,10 +1,13 @@
 """What every store can do: say which objects it holds, and read ranges of them, many at once."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from flatout.errors import StorageError
+from flatout.storage.locators import NO_LOCATOR
+
+Locator = bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,7 @@ class Entry:
 
     name: str
     bytes: int
+    locator: Locator = field(default=NO_LOCATOR, compare=False)  # see locators.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,10 @@ class Store(Protocol):
     """Objects under one root. Safe to use from several threads; may be pickled to another process."""
 
     url: str
+
+    def origin(self) -> str:
+        """Where the objects are, so that no two places share it: a real path, or endpoint, bucket and prefix."""
+        ...
 
     def entries(self) -> Iterator[Entry]:
         """Every object, in any order, each once."""

@@ -14,7 +14,7 @@ from small_disk import SmallDisk, small_disk  # noqa: F401
 from flatout.cache.sample_log import SampleLog
 from flatout.errors import NoSpace
 
-RECORD_BYTES = 32
+RECORD_BYTES = 48
 
 
 def blob(row: int) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -196,7 +197,7 @@ def test_options_out_of_range_are_refused() -> None:
 def read_by_the_book(folder: Path) -> Iterator[tuple[str, int, bytes, int, int]]:
     """Name, label, bytes, height and width of every sample, with every check the page asks for."""
     manifest = json.loads((folder / "pack.json").read_text())
-    assert (manifest["format"], manifest["version"]) == ("flatout-pack", 1)
+    assert (manifest["format"], manifest["version"]) == ("flatout-pack", 2)
     parts = []
     for split in ("train", "val"):
         entry = manifest["splits"][split]
@@ -204,7 +205,7 @@ def read_by_the_book(folder: Path) -> Iterator[tuple[str, int, bytes, int, int]]
         assert [len(shard) for shard in shards] == [shard["bytes"] for shard in entry["shards"]]
         index = (folder / entry["index"]).read_bytes()
         magic, version, mode, n, name_bytes, digest = struct.unpack_from("<8sIIQQ32s", index)
-        assert (magic, version) == (b"FLATPACK", 1)
+        assert (magic, version) == (b"FLATPACK", 2)
         assert ["original", "resized", "decoded"][mode] == manifest["mode"]
         assert n == entry["samples"]
         assert hashlib.sha256(index[64:]).digest() == digest
@@ -212,14 +213,15 @@ def read_by_the_book(folder: Path) -> Iterator[tuple[str, int, bytes, int, int]]
         for kind, size in [("Q", 8)] * 4 + [("I", 4)] * 4:
             columns.append(struct.unpack_from(f"<{n}{kind}", index, at))
             at += n * size
-        digests, names = index[at : at + 16 * n], index[at + 16 * n :]
+        digests, originals, names = index[at : at + 16 * n], index[at + 16 * n : at + 32 * n], index[at + 32 * n :]
         assert len(names) == name_bytes
         fingerprint = hashlib.sha256(b"".join(os.fsencode(name) + b"\0" for name in manifest["classes"]))
         start = 0
         for i, (offset, length, original, end, shard, label, height, width) in enumerate(zip(*columns, strict=True)):
             data, name, start = shards[shard][offset : offset + length], names[start:end], end
             assert len(data) == length
-            assert hashlib.blake2b(data, digest_size=16).digest() == digests[16 * i : 16 * i + 16]
+            assert xxhash.xxh3_128_digest(data) == digests[16 * i : 16 * i + 16]
+            assert manifest["mode"] != "original" or originals[16 * i : 16 * i + 16] == digests[16 * i : 16 * i + 16]
             fingerprint.update(b"%d %d %s\0" % (label, original, name))
             yield os.fsdecode(name), label, data, height, width
         parts.append(fingerprint.hexdigest())
@@ -393,7 +395,7 @@ MANIFESTS: list[dict[str, Any]] = [
     {"splits": None}, {"splits": 5}, {"splits": []}, {"splits": {}}, {"splits": {"val": {}}}, {"splits": {"train": 1}},
     {"classes": None}, {"classes": 5}, {"classes": "ab"}, {"classes": [1, 2]}, {"classes": ["a"]}, {"classes": {}},
     {"fingerprint": None}, {"fingerprint": 7}, {"fingerprint": "0" * 32}, {"mode": None}, {"mode": "decoded"},
-    {"mode": "resized"}, {"version": 2}, {"version": "1"}, {"format": "zip"},
+    {"mode": "resized"}, {"version": 3}, {"version": "1"}, {"format": "zip"},
 ]  # fmt: skip
 
 
@@ -425,7 +427,7 @@ def test_files_outside_the_pack_are_not_read(tmp_path: Path, what: str, name: st
 )
 def test_what_is_no_manifest_is_said(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "pack.json").write_bytes(text)
-    with pytest.raises(DataError, match="is not a pack manifest of version 1"):
+    with pytest.raises(DataError, match="is not a pack manifest of a version up to 2"):
         read_manifest(open_store(str(tmp_path)))
 
 

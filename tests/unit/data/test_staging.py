@@ -214,7 +214,7 @@ def test_packs_in_a_bucket_are_not_mixed_up_with_the_files(root: Path, tmp_path:
     for _ in range(2):
         assert with_stage.read(ALL) == [bytes(data) for data in local.read(ALL)]
         assert np.array_equal(with_stage.shapes(ALL), local.shapes(ALL)) or mode != "decoded"
-    assert store.asked.total() == (0 if mode == "original" else COUNT)
+    assert store.asked.total() == COUNT
     log.close()
 
 

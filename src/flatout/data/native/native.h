@@ -7,6 +7,7 @@
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
  *   arena.c    decoded pictures that are kept, filled by several threads
+ *   identity.c digests of what is read, and of what the file system says of a file
  *   kernels.c  the inner loops
  *   philox.c   the random numbers that a sample's crop and flip are drawn from
  */
@@ -139,6 +140,7 @@ typedef struct {
     bool scaled;              /* JPEGs are decoded no larger than their crop needs; never with `keep` */
     const arena *keep;        /* NULL, or where whole pictures are kept */
     const int64_t *keep_rows; /* [count] of the arena; below 0: this one is not kept */
+    uint8_t *digests;         /* NULL, or [count, DIGEST_BYTES]: see digest_agrees() */
 } slice;
 
 /* NULL, or why this row of geometry cannot be used. */
@@ -147,6 +149,15 @@ box choose_box(const double *row, int width, int height);
 int choose_shrink(box b, int size);
 box shrink_box(box b, int shrink);
 void load_slice(const slice *s, slice_times *times);
+
+#define DIGEST_BYTES 16
+extern const bool can_digest; /* false where the machine that compiled this had no xxhash.h: nothing is ever digested */
+/* `digest` is filled with the XXH3-128 of the bytes where it is all zeros, left alone where it is all ones, and else
+ * says what the bytes must have: false, with what they do have, where they differ. */
+bool digest_agrees(const uint8_t *data, size_t bytes, uint8_t digest[DIGEST_BYTES]);
+/* Size of a file in a folder, and the digest of its size, times of change (contents, then inode) and inode; false where
+ * there is no regular file. */
+bool locate_file(int folder, const char *name, int64_t *bytes, uint8_t locator[DIGEST_BYTES]);
 
 /* `each` numbers in [0, 1) for each id. */
 void uniforms(uint64_t seed, uint32_t epoch, const int64_t *ids, size_t count, uint32_t stream, size_t each,

@@ -226,6 +226,7 @@ static int load_sample(worker *w, size_t index) {
         if (status != STATUS_DONE) return status;
         data = w->file.bytes;
     }
+    if (s->digests && !digest_agrees(data, bytes, s->digests + index * DIGEST_BYTES)) return STATUS_NOT_FOR_ME;
     canvas c = {.planes = s->out + index * 3 * (size_t)s->size * (size_t)s->size,
                 .size = s->size,
                 .dx = between(row[SHIFT_X], -s->size, s->size), /* beyond it, the picture is just as gone */
