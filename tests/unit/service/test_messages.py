@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from flatout.errors import ServiceUnavailable
 from flatout.service.messages import FRAME, MOST_BYTES, VERSION, Batches, Next, Register, decode, encode
+from flatout.service.simulation import SIMULATED_SPEC
 
 
 def test_round_trip() -> None:
     for message in (
         Next(position=3, count=4, wait_seconds=0.5, released=[1, 2], step_seconds=0.25),
         Batches(position=3, buffers=[9], share_seconds=1.5),
-        Register(stream="a" * 64, spec={"kind": "images"}, batches_per_epoch=4, batch_bytes=100, position=0),
+        Register(stream="a" * 64, spec=SIMULATED_SPEC, batches_per_epoch=4, batch_bytes=100, position=0),
     ):
         assert decode(encode(message)) == message
 
@@ -40,8 +41,9 @@ def test_another_protocol_version_or_size_is_refused() -> None:
     ):
         with pytest.raises(ServiceUnavailable, match=says):
             decode(header + body)
+    too_long = SIMULATED_SPEC.model_copy(update={"content": "y" * MOST_BYTES})
     with pytest.raises(ServiceUnavailable, match="over the"):
-        encode(Register(stream="a" * 64, spec={"x": "y" * MOST_BYTES}, batches_per_epoch=4, batch_bytes=1, position=0))
+        encode(Register(stream="a" * 64, spec=too_long, batches_per_epoch=4, batch_bytes=1, position=0))
 
 
 @given(st.binary(max_size=60))
