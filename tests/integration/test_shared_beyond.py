@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,69 +15,30 @@ from pathlib import Path
 import pytest
 
 from flatout.cache.bundle import read_bundle
-from flatout.cache.redis_address import RedisAddress, parse_redis
-from flatout.cache.redis_store import RedisStore, check_redis
+from flatout.cache.redis_store import RedisStore
 from flatout.cache.sealing import entry_keys
-from flatout.errors import BadBundle, ConfigError, ServiceUnavailable
-from flatout.service.daemon import Beyond, Certificate, Place, Service, runtime_place
+from flatout.errors import BadBundle, ConfigError
+from flatout.service.daemon import Place, runtime_place
 from flatout.service.functions import LambdaCaller, RayCaller
 from flatout.service.lambda_handler import handler, make_event, read_answer
 from flatout.service.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
-from flatout.service.roots import allowed_roots
 from flatout.service.specs import batch_bytes, batch_key, describe, stream_name
 from flatout.service.stores import StoreAccess, open_batch_store
 from flatout.service.stream_spec import StreamSpec
-from sharing import Checker, data_config, in_order, make_recipe, read_epochs, shared
+from servers.redis_servers import Redis, free_port
+from sharing import Checker, Remote, data_config, in_order, make_recipe, read_epochs, shared
 from training import wait_until
 
 VARIABLES = {
     "endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION", "access_key_id": "AWS_ACCESS_KEY_ID",
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
 }  # fmt: skip
-POLICY = Policy(64 << 20, lease_seconds=60.0, recycles=False, keep_alive_seconds=0.2)
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return runtime_place()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Redis:
-    """A redis-server of one's own, which can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.address = parse_redis(f"redis://127.0.0.1:{self.port}")
-        self._folder = folder
-        self.start()
-
-    def start(self, *options: str) -> None:
-        self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), *options],
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        wait_until(self.answers, "redis-server")
-
-    def answers(self) -> bool:
-        try:
-            check_redis(self.address)
-        except ServiceUnavailable:
-            return False
-        return True
-
-    def command(self, *words: str) -> None:
-        subprocess.run(["redis-cli", "-p", str(self.port), *words], check=True, capture_output=True)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -88,24 +48,6 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
     server = Redis(tmp_path)
     yield server
     server.kill()
-
-
-class Remote:
-    """A service behind gRPC, with batches in Redis."""
-
-    def __init__(
-        self, place: Place, redis: RedisAddress, port: int, policy: Policy = POLICY, callers: tuple = (),
-        roots: tuple[str, ...] = ("/",), tls: Certificate | None = None,
-    ) -> None:  # fmt: skip
-        beyond = Beyond(f"127.0.0.1:{port}", redis, callers, allowed_roots(roots), tls)
-        self.service = Service(place, policy, threads=1, beyond=beyond)
-        self.thread = threading.Thread(target=self.service.run, args=(False,))
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.service.reception.stop()
-        self.thread.join(60)
-        assert not self.thread.is_alive()
 
 
 @pytest.fixture
@@ -331,7 +273,7 @@ def test_functions_as_producers(shapes: Path, place: Place, redis: Redis, monkey
                         ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")):  # fmt: skip
         monkeypatch.setenv(name, value)
     recipe, port = make_recipe(shapes), free_port()
-    policy = replace(POLICY, usd_per_hour=1.0)
+    policy = replace(Remote.policy, usd_per_hour=1.0)
     remote = Remote(place, redis.address, port, policy, (lambda access: LambdaCaller("maker", access, 2, 2.0, 1.7e-5),))
     try:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
