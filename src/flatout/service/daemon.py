@@ -113,8 +113,8 @@ class Service:
         self.producers = LocalProducers(self.coordinator, hands, self._access)
         self._pools: list[CallPool] = []
         self._callers = beyond.callers
-        self._server = UnixServer(self.reception, place.socket)
         self.remote = None if beyond.listen is None else _grpc_server(self.reception, beyond)
+        self._server = UnixServer(self.reception, place.socket)
 
     def run(self, until_empty: bool) -> dict[str, Any]:
         """Serve until stopped, or (embedded) until the last job has left; the figures at the end."""
