@@ -17,11 +17,11 @@ from flatout.cache.redis_address import parse_redis
 from flatout.cache.redis_store import RedisStore, check_redis
 from flatout.cache.redis_wire import RedisConnection
 from flatout.cache.sealing import SEAL_BYTES, entry_keys
-from flatout.errors import ConfigError, ServiceUnavailable
+from flatout.errors import ConfigError, DataError, ServiceUnavailable
 from flatout.service.daemon import Certificate, Place, runtime_place
 from flatout.service.messages import Refused, Register
 from flatout.service.remote import GrpcLine
-from flatout.service.specs import batch_bytes, batch_key, describe, stream_name
+from flatout.service.specs import batch_bytes, batch_key, describe, open_preparer, stream_name
 from flatout.service.stream_spec import StreamSpec
 from servers.redis_servers import LyingRedis, Redis, free_port
 from sharing import Checker, Remote, data_config, in_order, make_recipe, producers, read_epochs, shared
@@ -188,9 +188,14 @@ def test_a_stream_cannot_be_registered_under_the_name_of_another(shapes: Path, p
         answer = line.ask(wrong, 10.0)
         assert isinstance(answer, Refused)
         assert "name" in answer.reason
-        line.ask(wrong.model_copy(update={"spec": spec.model_copy(update={"view_values": views})}), 10.0)
-        with shared(shapes, **access(place, port)) as (loader, _):  # of the same name, and with pixels of its own
+        answer = line.ask(wrong.model_copy(update={"spec": spec.model_copy(update={"view_values": views})}), 10.0)
+        assert isinstance(answer, Refused)
+        assert "other pixels" in answer.reason
+        with pytest.raises(DataError, match="other pixels"):  # at a producer of another version, too
+            open_preparer(spec.model_copy(update={"view_values": views}))
+        with shared(shapes, **access(place, port)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+            assert pool.use.hits, "nobody can spoil the name for others"
     finally:
         line.close()
         remote.stop()

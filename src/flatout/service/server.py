@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from flatout.errors import ServiceUnavailable
+from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.service.coordinator import Coordinator
 from flatout.service.messages import (
     AnyMessage,
@@ -28,7 +28,7 @@ from flatout.service.messages import (
     Welcome,
 )
 from flatout.service.roots import DataRoots
-from flatout.service.specs import stream_name
+from flatout.service.specs import checked_view, stream_name
 from flatout.service.wire import Wire
 
 _HELLO_SECONDS = 10.0
@@ -93,6 +93,10 @@ class Reception:
             return Refused(
                 reason="the stream's name is not that of its spec; use the same version of flatout everywhere"
             )
+        try:
+            checked_view(message.spec)
+        except FlatoutError as error:
+            return Refused(reason=str(error)[:2000])
         if self._roots is None:
             return message
         path = self._roots.resolved(message.spec.data.path)

@@ -104,6 +104,16 @@ def stream_name(spec: StreamSpec) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def checked_view(spec: StreamSpec) -> View:
+    """The view, if it gives the pixels that the spec means: others must not go under their name."""
+    view = View(**spec.view_values.model_dump())
+    if view.digest() != spec.view:
+        raise DataError(
+            f"view {view.name!r} gives other pixels here; use the same flatout, Pillow and torch everywhere"
+        )
+    return view
+
+
 def batch_key(stream: str, epoch: int, index: int) -> bytes:
     """The name of one batch; fixed-width, so that no two can run into each other."""
     return hashlib.sha256(_stream_bytes(stream) + _NUMBERS.pack(epoch, index)).digest()
@@ -134,12 +144,7 @@ class ImagePreparer:
 
 def open_preparer(spec: StreamSpec) -> Preparer:
     """Open the data that a spec names and make sure that it is the data, and the view, that the spec means."""
-    view = View(**spec.view_values.model_dump())
-    if view.digest() != spec.view:  # other pixels would go under the name of those that the job means
-        raise DataError(
-            f"view {view.name!r} gives other pixels here; use the same flatout, Pillow and torch everywhere"
-        )
-    data = spec.data
+    view, data = checked_view(spec), spec.data
     dataset = open_dataset(SimpleNamespace(**data.model_dump()))  # type: ignore[arg-type]
     split = dataset.train if spec.split == "train" else dataset.val
     if split is None or content_digest(split) != spec.content:
