@@ -1,7 +1,7 @@
 """What it takes to hand over one batch of 256x3x224x224 bytes (38 MB) that is ready: mapped memory, and a local Redis.
 
 Redis is compared with redis-benchmark, which moves values of the same size through the same server and does nothing
-with them; and with the same store without seals, which sums batches instead: by CPU time of the thread, since that is
+with them; and with the same store without seals, which sums batches instead: by CPU time of all threads, since that is
 what a seal takes. All in turns, medians over rounds.
 
     python benchmarks/shared_handover.py [--rounds 5] [--out FILE]
@@ -77,9 +77,9 @@ class Unsealed(RedisStore):
 
 
 def cpu_ms(work):
-    began = time.thread_time()
+    began = time.process_time()
     work()
-    return 1e3 * (time.thread_time() - began)
+    return 1e3 * (time.process_time() - began)
 
 
 def seals(address, space, count, rounds, gets):

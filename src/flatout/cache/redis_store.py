@@ -59,8 +59,8 @@ class RedisStore:
             raise BadBundle(f"Redis holds {count} bytes, which are no batch")
         seal, bundle = bytearray(SEAL_BYTES), self._memory(count - SEAL_BYTES)
         connection.take_into(memoryview(seal))
-        sealer = Sealer(self._entry_key(key))
-        connection.take_into(bundle, sealer.add)
+        sealer = Sealer(self._entry_key(key), bundle, in_threads=True)
+        connection.take_into(bundle, sealer.arrived)
         connection.end_value()
         if not sealer.matches(bytes(seal)):
             raise BadBundle("the batch in Redis was not written by a holder of the token, or was changed since")

@@ -103,17 +103,15 @@ class RedisConnection:
         self._allow(count or 0)
         return count
 
-    def take_into(self, space: memoryview, heard: Callable[[Any], None] | None = None) -> None:
-        """The next bytes of a value; `heard` gets each piece while the next arrives."""
+    def take_into(self, space: memoryview, arrived: Callable[[int], None] = lambda count: None) -> None:
+        """The next bytes of a value; `arrived` is told how many came while the next are on their way."""
         done = min(len(self._pending), len(space))
         space[:done] = self._pending[:done]
         del self._pending[:done]
-        if heard is not None:
-            heard(space[:done])
+        arrived(done)
         while done < len(space):
             count = self._receive(space[done : done + _PIECE_BYTES])
-            if heard is not None:
-                heard(space[done : done + count])
+            arrived(count)
             done += count
 
     def end_value(self) -> None:

@@ -11,7 +11,7 @@ from flatout.cache import redis_wire
 from flatout.cache.bundle import HEADER_BYTES
 from flatout.cache.redis_address import is_local, parse_redis, redis_password
 from flatout.cache.redis_store import RedisStore, check_redis
-from flatout.cache.sealing import SEAL_BYTES, entry_keys, seal_of
+from flatout.cache.sealing import SEAL_BYTES, Sealer, entry_keys, seal_of
 from flatout.errors import BadBundle, ConfigError, ServiceUnavailable
 from servers.redis_servers import Lie, LyingRedis
 
@@ -41,6 +41,24 @@ def test_what_was_sealed_is_read(liar: LyingRedis) -> None:
     with pytest.raises(BadBundle, match="at most"):
         store.read(0, KEY, len(BUNDLE) - 1)
     store.close()
+
+
+def test_a_large_batch_is_sealed_in_leaves_by_threads_or_not() -> None:
+    key, data = b"e" * 32, bytearray(5 << 20)
+    seal = seal_of(key, memoryview(data))
+    for pieces in (1 << 20, 3 << 20, 5 << 20):
+        sealer = Sealer(key, memoryview(data), in_threads=True)
+        for start in range(0, len(data), pieces):
+            sealer.arrived(min(pieces, len(data) - start))
+        assert sealer.matches(seal)
+    for at in (0, (2 << 20) - 1, 2 << 20, len(data) - 1):
+        data[at] ^= 1
+        assert seal_of(key, memoryview(data)) != seal
+        data[at] ^= 1
+    assert seal_of(key, memoryview(data)[: 4 << 20]) != seal
+    data[:1] = b"x"
+    swapped = bytes(data[2 << 20 : 4 << 20]) + bytes(data[: 2 << 20]) + bytes(data[4 << 20 :])
+    assert seal_of(key, memoryview(swapped)) != seal_of(key, memoryview(data)), "leaves have places"
 
 
 LIES = {
@@ -96,11 +114,11 @@ def test_what_others_wrote_is_not_believed(liar: LyingRedis) -> None:
     store.commit(0, KEY, memoryview(BUNDLE), len(BUNDLE))
     sealed, forged = liar.values[name], BUNDLE[:-1] + b"!"
     unkeyed = hashlib.blake2b(forged, digest_size=SEAL_BYTES).digest()
-    other_batch = seal_of(entry_keys("token")(b"o" * 32), BUNDLE)
+    other_batch = seal_of(entry_keys("token")(b"o" * 32), memoryview(BUNDLE))
     for value in (
         sealed[:-1] + b"!",  # changed
         unkeyed + forged,  # summed anew, without a key
-        seal_of(entry_keys("another")(KEY), forged) + forged,  # sealed by somebody else
+        seal_of(entry_keys("another")(KEY), memoryview(forged)) + forged,  # sealed by somebody else
         other_batch + BUNDLE,  # what was sealed under another name
         sealed[:-1],  # cut
         bytes(SEAL_BYTES) + BUNDLE,
