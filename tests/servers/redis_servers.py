@@ -56,7 +56,9 @@ Lie = Callable[[list[bytes]], bytes | None]  # a command's words -> the answer, 
 
 
 class LyingRedis:
-    """Keeps values as a Redis does, and answers as `lie` says. `heard` is what was asked."""
+    """Keeps values as a Redis does, and answers as `lie` says. `heard` is what was asked; `hangs_up` after an answer."""
+
+    hangs_up = False
 
     def __init__(self, lie: Lie) -> None:
         self.heard: list[list[bytes]] = []
@@ -76,6 +78,8 @@ class LyingRedis:
                     if answer == b"":
                         return
                     self.wfile.write(outer.honest(words) if answer is None else answer)
+                    if outer.hangs_up:
+                        return
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True

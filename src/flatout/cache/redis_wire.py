@@ -5,6 +5,7 @@ allocated before its length was compared with them. Whatever goes wrong is a Bad
 """
 
 import os
+import re
 import socket
 import ssl
 import threading
@@ -51,7 +52,7 @@ class RedisConnection:
         self._until = time.monotonic() + _DEADLINE_SECONDS
         try:
             self._socket = _connected(address)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no server can have
             raise BadBundle(f"Redis does not answer: {error}") from None
         try:
             if address.password is not None:
@@ -83,6 +84,8 @@ class RedisConnection:
                         head = b""
                 head += b"\r\n"
             self._socket.sendall(head)
+        except TimeoutError:
+            raise BadBundle("Redis did not take what was sent in time") from None
         except OSError as error:
             raise _Closed(f"Redis does not answer: {error}") from None
 
@@ -190,6 +193,11 @@ class RedisPool:
                 return self._use_at(self._owners.get(slot, self._address), command)
             except _Moved as moved:
                 self._owners[slot] = _moved_to(self._address, str(moved))
+            except Refused:
+                raise
+            except BadBundle:
+                self._owners.pop(slot, None)  # ask the first server again: this one may be gone
+                raise
         raise BadBundle(f"the Redis cluster sent a batch from server to server {_MOST_MOVES} times")
 
     def _use_at(self, address: RedisAddress, command: Callable[[RedisConnection], Result]) -> Result:
@@ -239,7 +247,7 @@ def _refusal(said: str) -> Refused:
 def _moved_to(address: RedisAddress, said: str) -> RedisAddress:
     """Only a cluster may name another server, and only one that the password may be said to."""
     host, _, port = said.split(" ")[-1].rpartition(":")
-    if not address.is_cluster or not port.isdigit():
+    if not address.is_cluster or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise BadBundle(
             f"Redis refused: {said[:300]}; a cluster's address begins with redis+cluster:// or rediss+cluster://"
         )

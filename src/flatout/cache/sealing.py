@@ -3,8 +3,8 @@
 Each entry has a key of its own, so that whoever makes one batch (a function somewhere) can be given what seals that
 batch and no other. A seal says that a holder of the token wrote these bytes under this name; it hides nothing.
 
-BLAKE2b takes the same everywhere (42 ms of CPU for 38 MB): HMAC-SHA-256 takes 22 ms where the processor has instructions
-for it and 71 ms where it has none. Leaves of 2 MB are summed on their own, so that a reader's cores share the work and
+BLAKE2b takes the same everywhere (42 ms of CPU for 38 MB); HMAC-SHA-256 takes 22 ms on processors with instructions for
+it, 71 ms on others. Leaves of 2 MB are summed on their own, so that a reader's cores share the work and
 the first are done while the next arrive.
 """
 

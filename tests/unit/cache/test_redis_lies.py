@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from flatout.cache import redis_wire
 from flatout.cache.bundle import HEADER_BYTES
@@ -99,6 +101,38 @@ def test_a_lie_is_a_batch_that_is_not_there(lie: bytes, liar: LyingRedis, monkey
     store.close()
 
 
+PIECES = [
+    b"$",
+    b"-",
+    b"+",
+    b":",
+    b"*",
+    b"_",
+    b"\r\n",
+    b"-1",
+    b"0",
+    b"9",
+    b"200",
+    b"$232\r\n",
+    b"MOVED 1 x:1",
+    b"\x00",
+    b"\xb2",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=40), max_size=12).map(b"".join))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_noise_is_a_batch_that_is_not_there(liar: LyingRedis, noise: bytes) -> None:
+    liar.hangs_up, liar.lie = True, lambda words: noise
+    for scheme in ("redis", "redis+cluster"):
+        store = store_at(liar, scheme)
+        for use in (lambda: store.read(0, KEY, MOST), lambda: store.verify(0, KEY)):  # noqa: B023 (used at once)
+            with pytest.raises(BadBundle):
+                use()
+        store.touch(KEY)
+        store.discard(0, KEY)
+
+
 def test_silence_in_mid_value_has_a_deadline(liar: LyingRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_wire, "_DEADLINE_SECONDS", 0.2)
     store = store_at(liar)
@@ -142,6 +176,23 @@ def test_a_cluster_names_another_server(liar: LyingRedis) -> None:
         other.lie = liar.lie
         with pytest.raises(BadBundle, match="from server to server"):
             store.read(0, KEY, MOST)
+        other.lie = lambda words: b""
+        liar.lie = lambda words: None
+        for _ in range(2):  # the first finds the server gone, the second asks the one that it knows
+            with pytest.raises(BadBundle) as missing:
+                store.read(0, KEY, MOST)
+        assert "not in Redis" in str(missing.value)
+        for nowhere in (
+            b"127.0.0.1:99999",
+            b"127.0.0.1:\xc2\xb2",
+            b"127.0.0.1",
+            b"a" * 300 + b":1",
+            b"\x00:1",
+            b"127.0.0.1:1",
+        ):
+            liar.lie = answering(b"GET", b"-MOVED 7 " + nowhere + b"\r\n")
+            with pytest.raises(BadBundle):
+                store_at(liar, "redis+cluster").read(0, KEY, MOST)
         liar.lie = lambda words: b"-MOVED 7 10.9.8.7:6379\r\n" if words[0] == b"GET" else None
         secret = RedisStore(liar.address("redis+cluster", "secret"), entry_keys("token"))
         with pytest.raises(BadBundle, match="in clear"):
