@@ -49,7 +49,8 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Authority (PEM) of a rediss:// (default: the system's).")
     ] = None,
     redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Keep batches in a Redis or Valkey: redis[s]://HOST:PORT.")
+        str | None,
+        typer.Option(metavar="URL", help="Keep batches in a Redis or Valkey: redis://HOST:PORT, rediss:// with TLS."),
     ] = None,
     redis_password_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its password (default: FLATOUT_REDIS_PASSWORD, if set).")
