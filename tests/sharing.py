@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from flatout.cache.redis_address import RedisAddress
 from flatout.cache.shared_memory import OwnedStore, shared_root
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
@@ -21,11 +22,12 @@ from flatout.data.views import View
 from flatout.errors import BadBundle
 from flatout.service.client import SharedPool
 from flatout.service.coordinator import Coordinator
-from flatout.service.daemon import Place, Service
+from flatout.service.daemon import Beyond, Certificate, Place, Service
 from flatout.service.messages import Joined, Message, Produce
 from flatout.service.opening import open_shared_loader
 from flatout.service.policy import Policy
 from flatout.service.producer import Maker
+from flatout.service.roots import allowed_roots
 from flatout.service.server import Reception, UnixServer
 from training import wait_until
 
@@ -119,6 +121,26 @@ def service(place: Place, policy: Policy = ROOMY, trace: Path | None = None) -> 
         running.reception.stop()
         thread.join(60)
         assert not thread.is_alive()
+
+
+class Remote:
+    """A service behind gRPC, with batches in Redis."""
+
+    policy = Policy(64 << 20, lease_seconds=60.0, recycles=False, keep_alive_seconds=0.2)
+
+    def __init__(
+        self, place: Place, redis: RedisAddress, port: int, policy: Policy | None = None, callers: tuple = (),
+        roots: tuple[str, ...] = ("/",), tls: Certificate | None = None,
+    ) -> None:  # fmt: skip
+        beyond = Beyond(f"127.0.0.1:{port}", redis, callers, allowed_roots(roots), tls)
+        self.service = Service(place, policy or self.policy, threads=1, beyond=beyond)
+        self.thread = threading.Thread(target=self.service.run, args=(False,))
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.service.reception.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
 
 
 Answer = Callable[[Maker, Produce], Message | None]

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,64 +15,30 @@ from pathlib import Path
 import pytest
 
 from flatout.cache.bundle import read_bundle
-from flatout.cache.redis_store import RedisStore, check_redis
-from flatout.errors import BadBundle, ConfigError, ServiceUnavailable
-from flatout.service.daemon import Beyond, Place, Service, runtime_place
+from flatout.cache.redis_store import RedisStore
+from flatout.cache.sealing import entry_keys
+from flatout.errors import BadBundle, ConfigError
+from flatout.service.daemon import Place, runtime_place
 from flatout.service.functions import LambdaCaller, RayCaller
 from flatout.service.lambda_handler import handler, make_event, read_answer
 from flatout.service.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
 from flatout.service.specs import batch_bytes, batch_key, describe, stream_name
-from sharing import Checker, data_config, in_order, make_recipe, read_epochs, shared
+from flatout.service.stores import StoreAccess, open_batch_store
+from flatout.service.stream_spec import StreamSpec
+from servers.redis_servers import Redis, free_port
+from sharing import Checker, Remote, data_config, in_order, make_recipe, read_epochs, shared
 from training import wait_until
 
 VARIABLES = {
     "endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION", "access_key_id": "AWS_ACCESS_KEY_ID",
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
 }  # fmt: skip
-POLICY = Policy(64 << 20, lease_seconds=60.0, recycles=False, keep_alive_seconds=0.2)
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return runtime_place()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Redis:
-    """A redis-server of one's own, which can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.address = f"redis://127.0.0.1:{self.port}"
-        self._folder = folder
-        self.start()
-
-    def start(self, *options: str) -> None:
-        self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), *options],
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        wait_until(self.answers, "redis-server")
-
-    def answers(self) -> bool:
-        try:
-            check_redis(self.address)
-        except ServiceUnavailable:
-            return False
-        return True
-
-    def command(self, *words: str) -> None:
-        subprocess.run(["redis-cli", "-p", str(self.port), *words], check=True, capture_output=True)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -83,20 +48,6 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
     server = Redis(tmp_path)
     yield server
     server.kill()
-
-
-class Remote:
-    """A service behind gRPC, with batches in Redis."""
-
-    def __init__(self, place: Place, redis: str, port: int, policy: Policy = POLICY, callers: tuple = ()) -> None:
-        self.service = Service(place, policy, threads=1, beyond=Beyond(f"127.0.0.1:{port}", redis, callers))
-        self.thread = threading.Thread(target=self.service.run, args=(False,))
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.service.reception.stop()
-        self.thread.join(60)
-        assert not self.thread.is_alive()
 
 
 @pytest.fixture
@@ -171,9 +122,9 @@ def test_nobody_there_is_survived(shapes: Path, tmp_path: Path) -> None:
 
 
 def test_what_redis_holds_is_not_believed(shapes: Path, redis: Redis) -> None:
-    store, key = RedisStore(redis.address), b"k" * 32
+    store, key = RedisStore(redis.address, entry_keys("token")), b"k" * 32
     with pytest.raises(BadBundle, match="not in Redis"):
-        store.read(0, key)
+        store.read(0, key, 1000)
     store.commit(0, key, memoryview(b"x" * 1000), 1000)
     with pytest.raises(BadBundle):
         store.verify(0, key)
@@ -185,7 +136,7 @@ def test_ray_makes_batches(shapes: Path, place: Place, redis: Redis) -> None:
     pytest.importorskip("ray")
     recipe, port = make_recipe(shapes), free_port()
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    remote = Remote(place, redis.address, port, callers=(lambda: RayCaller(None, 1),))
+    remote = Remote(place, redis.address, port, callers=(lambda access: RayCaller(None, 1),))
     try:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             wait_until(lambda: remote.service.coordinator.status()["counts"]["made"], "the first batch from Ray")
@@ -205,7 +156,7 @@ def test_data_in_s3(
     for option, variable in VARIABLES.items():
         monkeypatch.setenv(variable, bucket.options[option])
     recipe, port = make_recipe(shapes), free_port()
-    remote = Remote(place, redis.address, port)
+    remote = Remote(place, redis.address, port, roots=(bucket.url,))
     try:
         with shared(bucket.url, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
@@ -217,9 +168,9 @@ def test_data_in_s3(
 # Lambda
 
 
-def spec_of(shapes: Path) -> tuple[dict, int]:
+def spec_of(shapes: Path) -> tuple[StreamSpec, int]:
     recipe = make_recipe(shapes)
-    return json.loads(json.dumps(describe(recipe, data_config(shapes), "train"))), batch_bytes(recipe)
+    return describe(recipe, data_config(shapes), "train"), batch_bytes(recipe)
 
 
 def test_the_function_called_directly(shapes: Path, redis: Redis) -> None:
@@ -228,13 +179,13 @@ def test_the_function_called_directly(shapes: Path, redis: Redis) -> None:
     made = read_answer(json.dumps(handler(json.loads(make_event(spec, 1, 3, most, None)), None)).encode(), 2.0)
     assert made.gb_seconds > 0
     assert len(read_bundle(memoryview(made.data), key, verify=True).arrays["labels"]) == 8
-    stored = read_answer(
-        json.dumps(handler(json.loads(make_event(spec, 1, 3, most, redis.address)), None)).encode(), 2.0
-    )
+    access = StoreAccess(redis.address.text, "token")
+    stored = read_answer(json.dumps(handler(json.loads(make_event(spec, 1, 3, most, access)), None)).encode(), 2.0)
     assert stored.data is None
-    view = RedisStore(redis.address).read(0, key)
-    assert bytes(view)[32:] == bytes(made.data)[32:] or read_bundle(view, key, verify=True).bytes == stored.bytes
-    other = {**spec, "content": "0" * 64}
+    view = open_batch_store(access).read(0, key, most)
+    assert read_bundle(view, key, verify=True).bytes == stored.bytes
+    assert "token" not in make_event(spec, 1, 3, most, access).decode(), "a function can seal one batch, not others"
+    other = spec.model_copy(update={"content": "0" * 64})
     assert handler(json.loads(make_event(other, 1, 3, most, None)), None)["another"] is True
     assert "version" in handler({"version": 99}, None)["error"]
 
@@ -322,8 +273,8 @@ def test_functions_as_producers(shapes: Path, place: Place, redis: Redis, monkey
                         ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")):  # fmt: skip
         monkeypatch.setenv(name, value)
     recipe, port = make_recipe(shapes), free_port()
-    policy = replace(POLICY, usd_per_hour=1.0)
-    remote = Remote(place, redis.address, port, policy, (lambda: LambdaCaller("maker", redis.address, 2, 2.0, 1.7e-5),))
+    policy = replace(Remote.policy, usd_per_hour=1.0)
+    remote = Remote(place, redis.address, port, policy, (lambda access: LambdaCaller("maker", access, 2, 2.0, 1.7e-5),))
     try:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))

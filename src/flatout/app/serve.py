@@ -10,12 +10,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from flatout.cache.redis_address import is_local, parse_redis, redis_password
 from flatout.cost import load_catalogue
 from flatout.data.budgets import usable_cores
 from flatout.errors import ConfigError, ServiceUnavailable
-from flatout.service.daemon import Beyond, Service, connect, default_capacity_bytes, runtime_place
+from flatout.service.daemon import Beyond, Certificate, Place, Service, connect, default_capacity_bytes, runtime_place
 from flatout.service.messages import Ask, Status
 from flatout.service.policy import Policy
+from flatout.service.roots import allowed_roots
+from flatout.service.stores import StoreAccess
 from flatout.units import format_bytes, format_seconds, format_share, parse_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +36,12 @@ class ServeOptions:
     eviction: str = "reuse"
     trace: Path | None = None
     listen: str | None = None
+    data: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
     redis: str | None = None
+    redis_password_file: Path | None = None
     ray: str | None = None
     function: str | None = None
     usd_per_hour: float | None = None
@@ -41,38 +49,77 @@ class ServeOptions:
 
 def serve(options: ServeOptions, quiet: bool) -> dict[str, Any]:
     """Serve until Ctrl-C or `flatout cache stop`; the last figures."""
-    if (options.listen is None) != (options.redis is None):
-        raise ConfigError("--listen and --redis go together: jobs on other machines cannot read this one's memory")
+    beyond = _beyond(options)
     capacity_bytes = default_capacity_bytes() if options.capacity is None else parse_bytes(options.capacity)
     policy = Policy(
         capacity_bytes, eviction="lru" if options.eviction == "lru" else "reuse", recycles=options.redis is None,
         usd_per_hour=options.usd_per_hour, keep_alive_seconds=None if options.redis is None else _KEEP_ALIVE_SECONDS,
     )  # fmt: skip
-    place, beyond = runtime_place(), Beyond(options.listen, options.redis, tuple(_callers(options)))
+    place = runtime_place()
     service = Service(place, policy, options.threads, options.trace, beyond)
     if not quiet:
-        remote = f"data.shared=grpc://{options.listen} data.shared_token={place.token} (a copy of it, mode 0600)"
-        Console(stderr=True, highlight=False).print(
-            f"sharing batches in {format_bytes(capacity_bytes)}; jobs come with "
-            f"{'data.shared=auto' if options.listen is None else remote}; Ctrl-C ends it",
-            markup=False,
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        come = "data.shared=auto" if beyond.listen is None else _invitation(beyond, place)
+        console.print(
+            f"sharing batches in {format_bytes(capacity_bytes)}; jobs come with {come}; Ctrl-C ends it", markup=False
         )
+        for line in open_to_others(beyond):
+            console.print(line, markup=False)
     signal.signal(signal.SIGTERM, lambda *_: service.reception.stop())
     signal.signal(signal.SIGINT, lambda *_: service.reception.stop())
     return service.run(until_empty=False)
 
 
-def _callers(options: ServeOptions) -> Iterator[Callable[[], "Caller"]]:
+def _beyond(options: ServeOptions) -> Beyond:
+    if (options.listen is None) != (options.redis is None):
+        raise ConfigError("--listen and --redis go together: jobs on other machines cannot read this one's memory")
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together: a certificate is of no use without its private key")
+    if options.redis is None or options.listen is None:
+        return Beyond(callers=tuple(_callers(options)), roots=allowed_roots(options.data) if options.data else None)
+    if not options.data:
+        raise ConfigError(
+            f"--listen {options.listen} lets others name the data that this machine opens; say what they may name with "
+            "--data ROOT (a folder or s3://bucket/prefix), as often as needed"
+        )
+    redis = parse_redis(options.redis, redis_password(options.redis_password_file), options.tls_ca)
+    tls = None
+    if options.tls_cert is not None and options.tls_key is not None:
+        tls = Certificate(options.tls_cert, options.tls_key)
+    return Beyond(options.listen, redis, tuple(_callers(options)), allowed_roots(options.data), tls)
+
+
+def _invitation(beyond: Beyond, place: Place) -> str:
+    authority = "" if beyond.tls is None else f" data.shared_tls_ca=FILE (who signed {beyond.tls.chain})"
+    return f"data.shared=grpc://{beyond.listen} data.shared_token={place.token} (a copy of it, mode 0600){authority}"
+
+
+def open_to_others(beyond: Beyond) -> Iterator[str]:
+    """What crosses a wire without encryption; one line each."""
+    if beyond.listen is not None and beyond.tls is None:
+        yield (
+            f"no TLS on {beyond.listen}: it is loopback, which no other machine reaches; where other users of this one "
+            "are not trusted, give --tls-cert and --tls-key"
+        )
+    redis = beyond.redis
+    if redis is not None and redis.host and not redis.tls and not is_local(redis.host):
+        yield (
+            f"no TLS and no password at {redis.text}: whoever reaches it can read and delete batches (jobs refuse what "
+            "others wrote); rediss:// and --redis-password-file keep them out"
+        )
+
+
+def _callers(options: ServeOptions) -> Iterator[Callable[[StoreAccess], "Caller"]]:
     from flatout.service.functions import LambdaCaller, RayCaller
 
     if options.ray is not None:
         address = None if options.ray == "local" else options.ray
-        yield lambda: RayCaller(address, options.threads or usable_cores())
+        yield lambda access: RayCaller(address, options.threads or usable_cores())
     if options.function is not None:
         function = options.function
         price = load_catalogue(None).find("functions", "x86", "usd_per_gb_second", "us-east-1")
         usd = 0.0 if price is None else price.value
-        yield lambda: LambdaCaller(function, options.redis, options.threads or 16, usd_per_gb_second=usd)
+        yield lambda access: LambdaCaller(function, access, options.threads or 16, usd_per_gb_second=usd)
 
 
 def look(what: str = "status") -> dict[str, Any]:

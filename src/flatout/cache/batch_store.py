@@ -18,7 +18,9 @@ class BatchStore(Protocol):
         """What was written can be read from here on."""
         ...
 
-    def read(self, number: int, key: bytes) -> memoryview: ...
+    def read(self, number: int, key: bytes, most_bytes: int) -> memoryview:
+        """A batch that is no longer than it can be; what else is there is a BadBundle."""
+        ...
 
 
 class OwnStore(BatchStore, Protocol):

@@ -37,8 +37,23 @@ def serve(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve other machines by gRPC, with a token and a Redis.")
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROOT", help="With --listen: open only data under this folder or s3:// prefix (repeat)."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate (PEM) for --listen; needed beyond loopback.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key (PEM) of --tls-cert.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Authority (PEM) of a rediss:// (default: the system's).")
+    ] = None,
     redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Keep batches in a Redis or Valkey: redis://HOST:PORT.")
+        str | None,
+        typer.Option(metavar="URL", help="Keep batches in a Redis or Valkey: redis://HOST:PORT, rediss:// with TLS."),
+    ] = None,
+    redis_password_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its password (default: FLATOUT_REDIS_PASSWORD, if set).")
     ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Make batches by Ray tasks on this cluster, or: local.")
@@ -57,12 +72,16 @@ def serve(
     and the last to leave ends it. This is the same service, to watch and tune.
 
     Examples:  flatout serve --bytes 8GB   |   flatout train my.yaml --set data.shared=auto
-               flatout serve --listen 10.0.0.5:7070 --redis redis://10.0.0.6:6379
+               flatout serve --listen 10.0.0.5:7070 --tls-cert server.pem --tls-key server.key
+                             --data s3://bucket/imagenet --redis rediss://10.0.0.6:6379
     """
     from flatout.app.serve import ServeOptions, print_look
     from flatout.app.serve import serve as run_service
 
-    chosen = ServeOptions(capacity, threads, eviction.value, trace, listen, redis, ray, function, usd_per_hour)
+    chosen = ServeOptions(
+        capacity, threads, eviction.value, trace, listen, tuple(data or ()), tls_cert, tls_key, tls_ca, redis,
+        redis_password_file, ray, function, usd_per_hour,
+    )  # fmt: skip
     values = run_service(chosen, as_json)
     if as_json:
         print_json(values)

@@ -82,6 +82,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "parallel.outer_momentum": (lambda c: c.parallel.local_steps is not None, "parallel.local_steps is set"),
     "data.shared_bytes": (lambda c: c.data.shared == "auto", "data.shared is auto"),
     "data.shared_token": (lambda c: c.data.shared.startswith("grpc://"), "data.shared is grpc://HOST:PORT"),
+    "data.shared_tls_ca": (lambda c: c.data.shared != "off", "data.shared is on"),
     "data.shared_start": (lambda c: c.data.shared != "off", "data.shared is on"),
     "cost.count": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
     "cost.spot": (lambda c: c.cost.instance is not None, "cost.instance is set"),

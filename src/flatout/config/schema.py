@@ -165,7 +165,10 @@ class DataConfig(Section):
     shared: Annotated[str, Field(pattern=r"^(off|auto|grpc://.+:\d+)$"), BeforeValidator(_word)] = "off"
     """Share prepared batches: auto with other jobs on this machine, grpc://HOST:PORT through a `flatout serve`."""
     shared_token: Path | None = None
-    """File with the token of the service at grpc://HOST:PORT."""
+    """File with the token of the service at grpc://HOST:PORT; else FLATOUT_SHARED_TOKEN in the environment."""
+    shared_tls_ca: Path | None = None
+    """File (PEM) of the authority that signed the certificates of that service and of its Redis. Without it there is no
+    TLS, which only a service on this machine's loopback may lack."""
     shared_bytes: Annotated[Bytes, Field(gt=0)] | Auto = "auto"
     """Room for shared batches, set by the job that comes first; auto is a quarter of the free memory."""
     shared_start: Literal["beginning", "window"] = "beginning"

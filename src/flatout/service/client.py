@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from flatout.cache.batch_store import BatchStore
-from flatout.cache.bundle import read_bundle
+from flatout.cache.bundle import SUM_EVERY, read_bundle
 from flatout.data.batch import Prepared
 from flatout.data.host_memory import PAGEABLE, HostMemory
 from flatout.data.loader import Loader
@@ -344,7 +344,6 @@ class SharedPool:
             item = self._take(position)
             if item is None:
                 return self._made_here(key, position)
-            self._misses = self._failures = 0
             return self._read(item, key)
         except ServiceUnavailable as error:
             self._part(str(error))
@@ -442,6 +441,7 @@ class SharedPool:
         opened = self._opened.pop(item.position, None) or self._open(item, self._store, self._released)
         if isinstance(opened, Exception):
             return self._spoilt(item, key, opened)
+        self._misses = self._failures = 0  # only now: a store that lies or hangs is of no use, whatever is promised
         self.use.hits += 1
         self.use.bytes += opened.bytes
         return opened.prepared
@@ -450,8 +450,8 @@ class SharedPool:
         epoch, index = self._shared_key(divmod(item.position, self._batches_per_epoch))
         name = batch_key(self._terms.register.stream, epoch, index)
         try:
-            lease = lend(store.read(item.buffer, name), item.buffer, released)
-            bundle = read_bundle(lease, name, verify=not store.is_mapped)
+            lease = lend(store.read(item.buffer, name, self._terms.register.batch_bytes), item.buffer, released)
+            bundle = read_bundle(lease, name, verify=False)  # the coordinator summed it, or the store its seal
             arrays = {
                 each: array.copy() if array.nbytes <= _SMALL_BYTES else array for each, array in bundle.arrays.items()
             }
@@ -496,12 +496,14 @@ class SharedPool:
         claimed = self._line.ask(Claim(position=position), _ANSWER_SECONDS)
         if not isinstance(claimed, Claimed) or claimed.lease is None or claimed.buffer is None:
             return None
+        if claimed.bytes > self._terms.register.batch_bytes:
+            raise ServiceUnavailable(f"the service offers a buffer of {claimed.bytes} bytes, larger than any batch")
         epoch, index = self._shared_key(key)
         began = time.perf_counter()
         try:
             space, name = self._store.space(claimed.buffer, claimed.bytes), self._batch_key(key)
             preparer = ImagePreparer(self._recipe, None, 1)
-            count = make_batch(preparer, epoch, index, space, name, self._store.is_mapped)
+            count = make_batch(preparer, epoch, index, space, name, SUM_EVERY)
             self._store.commit(claimed.buffer, name, space, count)
         except FlatoutError as error:
             self._line.send(Failed(lease=claimed.lease, reason=str(error)[:2000]))

@@ -13,20 +13,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cache.batch_store import OwnStore
+from flatout.cache.redis_address import RedisAddress
 from flatout.cache.shared_memory import OwnedStore, free_bytes, private_folder, shared_root
 from flatout.data.budgets import memory_budget_bytes, usable_cores
-from flatout.errors import FlatoutError, ServiceUnavailable
+from flatout.errors import ConfigError, FlatoutError, ServiceUnavailable
 from flatout.service.coordinator import Coordinator
 from flatout.service.extras import needs
 from flatout.service.local_producers import LocalProducers
 from flatout.service.messages import Hello, Joined, Refused, Welcome
 from flatout.service.policy import Policy
+from flatout.service.roots import DataRoots
 from flatout.service.server import Reception, UnixServer
+from flatout.service.stores import StoreAccess
 from flatout.service.wire import Wire
 
 if TYPE_CHECKING:  # what needs an extra, or time to import, is imported when it is used
@@ -71,12 +74,23 @@ def default_capacity_bytes() -> int:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """Of a service, as files in PEM: the certificate with those that signed it, and its private key."""
+
+    chain: Path
+    key: Path
+
+
+@dataclass(frozen=True)
 class Beyond:
     """What a service needs beyond this machine; see `flatout serve --help`."""
 
     listen: str | None = None
-    redis: str | None = None
-    callers: tuple[Callable[[], "Caller"], ...] = ()
+    redis: RedisAddress | None = None
+    callers: tuple[Callable[[StoreAccess], "Caller"], ...] = ()
+    roots: DataRoots | None = None
+    """Data that may be opened; None is everything, and not for a service that listens."""
+    tls: Certificate | None = None
 
 
 class Service:
@@ -89,13 +103,18 @@ class Service:
         self._lock = _take(place.lock)
         token = secrets.token_hex(16)
         _write_private(place.token, token)
-        self.coordinator = Coordinator(policy, _open_store(beyond.redis), trace)
-        self.reception = Reception(self.coordinator, token)
-        self.producers = LocalProducers(self.coordinator, 0 if beyond.callers else threads or usable_cores() + 1)
+        store, redis = _open_store(beyond.redis, token), beyond.redis
+        self._access = StoreAccess(store.address, token)
+        if redis is not None:
+            self._access = replace(self._access, password=redis.password, tls_ca=redis.ca)
+        self.coordinator = Coordinator(policy, store, trace)
+        self.reception = Reception(self.coordinator, token, beyond.roots, self._access.password)
+        hands = 0 if beyond.callers else threads or usable_cores() + 1
+        self.producers = LocalProducers(self.coordinator, hands, self._access)
         self._pools: list[CallPool] = []
         self._callers = beyond.callers
+        self.remote = None if beyond.listen is None else _grpc_server(self.reception, beyond)
         self._server = UnixServer(self.reception, place.socket)
-        self.remote = None if beyond.listen is None else _grpc_server(self.reception, beyond.listen)
 
     def run(self, until_empty: bool) -> dict[str, Any]:
         """Serve until stopped, or (embedded) until the last job has left; the figures at the end."""
@@ -131,7 +150,7 @@ class Service:
         from flatout.service.functions import CallPool
 
         for make in self._callers:
-            self._pools.append(CallPool(self.coordinator, make()))
+            self._pools.append(CallPool(self.coordinator, make(self._access)))
             self._pools[-1].start()
         self.coordinator.detach(_STARTING, "")
 
@@ -145,21 +164,25 @@ class Service:
         return reception.lost_at is None or time.monotonic() - reception.lost_at > _EMPTY_SECONDS
 
 
-def _open_store(redis: str | None) -> OwnStore:
+def _open_store(redis: RedisAddress | None, token: str) -> OwnStore:
     if redis is None:
         return OwnedStore(shared_root())
-    with needs("service"):
-        from flatout.cache.redis_store import RedisStore, check_redis
+    from flatout.cache.redis_store import RedisStore, check_redis
+    from flatout.cache.sealing import entry_keys
 
     check_redis(redis)
-    return RedisStore(redis)
+    return RedisStore(redis, entry_keys(token))
 
 
-def _grpc_server(reception: Reception, address: str) -> "GrpcServer":
+def _grpc_server(reception: Reception, beyond: Beyond) -> "GrpcServer":
     with needs("service"):
         from flatout.service.remote import GrpcServer
 
-    return GrpcServer(reception, address)
+    if beyond.roots is None:
+        raise ConfigError(
+            "a service that listens opens only data that was allowed; give --data ROOT, as often as needed"
+        )
+    return GrpcServer(reception, beyond.listen or "", beyond.tls)
 
 
 def _take(path: Path) -> int:
@@ -184,8 +207,8 @@ def _write_private(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def connect(place: Place, role: str, name: str, deadline_seconds: float = 2.0) -> tuple[Wire, str]:
-    """A connection to the service that is there, and the address of its store."""
+def connect(place: Place, role: str, name: str, deadline_seconds: float = 2.0) -> tuple[Wire, StoreAccess]:
+    """A connection to the service that is there, and its store."""
     sock = socket.socket(socket.AF_UNIX)
     wire = Wire(sock)
     try:
@@ -194,7 +217,7 @@ def connect(place: Place, role: str, name: str, deadline_seconds: float = 2.0) -
         token = place.token.read_text(encoding="ascii")
         answer = wire.ask(Hello.model_validate({"token": token, "role": role, "name": name}), deadline_seconds)
         if isinstance(answer, Welcome):
-            return wire, answer.store
+            return wire, StoreAccess(answer.store, token, answer.store_password)
         reason = answer.reason if isinstance(answer, Refused) else f"it answered with {type(answer).__name__}"
         raise ServiceUnavailable(f"the service of shared batches refused: {reason}")
     except OSError as error:
@@ -207,7 +230,7 @@ def connect(place: Place, role: str, name: str, deadline_seconds: float = 2.0) -
 
 def connect_or_start(
     place: Place, name: str, capacity_bytes: int | None, deadline_seconds: float = _FIRST_ANSWER_SECONDS
-) -> tuple[Wire, str]:
+) -> tuple[Wire, StoreAccess]:
     """The service that is there, or a new one; several jobs may try at once, and one of them wins."""
     deadline = time.monotonic() + deadline_seconds
     started = None

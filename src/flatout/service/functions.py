@@ -14,12 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flatout.cache.bundle import check_bundle
 from flatout.errors import FlatoutError
 from flatout.service.coordinator import Coordinator
 from flatout.service.extras import needs
 from flatout.service.messages import Done, Failed, Joined, Message, Produce
 from flatout.service.producer import make_batch
 from flatout.service.specs import AnotherDataset, Preparer, batch_key, open_preparer, stream_name
+from flatout.service.stores import StoreAccess
+from flatout.service.stream_spec import StreamSpec
 
 _open: dict[str, Preparer] = {}
 _opening = threading.Lock()
@@ -35,7 +38,7 @@ class Made:
     gb_seconds: float = 0.0
 
 
-def prepare_bytes(spec: Mapping[str, Any], epoch: int, index: int, most_bytes: int) -> Made:
+def prepare_bytes(spec: StreamSpec, epoch: int, index: int, most_bytes: int) -> Made:
     """One batch, made here."""
     stream = stream_name(spec)
     with _opening:
@@ -55,7 +58,7 @@ class Caller(Protocol):
     usd_per_second: float
     seconds_to_start: float
 
-    def call(self, spec: Mapping[str, Any], order: Produce) -> Made: ...
+    def call(self, spec: StreamSpec, order: Produce) -> Made: ...
 
     def close(self) -> None: ...
 
@@ -66,7 +69,7 @@ class CallPool:
     def __init__(self, coordinator: Coordinator, caller: Caller) -> None:
         self._coordinator = coordinator
         self._caller = caller
-        self._specs: dict[str, Mapping[str, Any]] = {}
+        self._specs: dict[str, StreamSpec] = {}
         self._orders: queue.SimpleQueue[Produce | None] = queue.SimpleQueue()
         self._closed = False
 
@@ -124,11 +127,13 @@ class CallPool:
             return Failed(lease=order.lease, reason=f"{type(error).__name__}: {error}"[:2000])
 
     def _keep(self, order: Produce, made: Made) -> None:
-        store = self._coordinator.store
-        space = store.space(order.buffer, order.bytes)
+        """Only what is whole: from here on it has the service's word for it."""
+        store, key = self._coordinator.store, batch_key(order.stream, order.epoch, order.index)
         data = np.frombuffer(made.data, np.uint8)
+        check_bundle(data.data, key, verify=True)
+        space = store.space(order.buffer, order.bytes)
         np.frombuffer(space, np.uint8)[: len(data)] = data
-        store.commit(order.buffer, batch_key(order.stream, order.epoch, order.index), space, len(data))
+        store.commit(order.buffer, key, space, len(data))
 
 
 class RayCaller:
@@ -147,9 +152,9 @@ class RayCaller:
             ray.init(address=address, log_to_driver=False, include_dashboard=False)
         self._task = ray.remote(_ray_task)
 
-    def call(self, spec: Mapping[str, Any], order: Produce) -> Made:
+    def call(self, spec: StreamSpec, order: Produce) -> Made:
         reference = self._task.options(name=f"batch {order.epoch}/{order.index}").remote(
-            dict(spec), order.epoch, order.index, order.bytes
+            spec.model_dump(), order.epoch, order.index, order.bytes
         )
         try:
             data, count, cold = self._ray.get(reference, timeout=120.0)
@@ -166,7 +171,7 @@ class RayCaller:
 
 
 def _ray_task(spec: Mapping[str, Any], epoch: int, index: int, most_bytes: int) -> tuple[Any, int, bool]:
-    made = prepare_bytes(spec, epoch, index, most_bytes)
+    made = prepare_bytes(StreamSpec.model_validate(spec), epoch, index, most_bytes)
     return np.frombuffer(made.data, np.uint8), made.bytes, made.cold  # an array: Ray hands it over without a copy
 
 
@@ -174,8 +179,9 @@ class LambdaCaller:
     """AWS Lambda functions with the handler of lambda_handler.py (needs the `aws` extra)."""
 
     def __init__(
-        self, function: str, redis: str | None, slots: int = 16, memory_gb: float = 2.0, usd_per_gb_second: float = 0.0
-    ) -> None:
+        self, function: str, access: StoreAccess, slots: int = 16, memory_gb: float = 2.0,
+        usd_per_gb_second: float = 0.0,
+    ) -> None:  # fmt: skip
         with needs("aws"):
             import boto3
             from botocore.config import Config
@@ -184,15 +190,15 @@ class LambdaCaller:
         self.usd_per_second = usd_per_gb_second * memory_gb
         self.seconds_to_start = 3.0
         self._function = function
-        self._redis = redis
+        self._access = access
         self._memory_gb = memory_gb
         options = Config(max_pool_connections=slots, read_timeout=120, retries={"max_attempts": 1})
         self._client = boto3.client("lambda", config=options)
 
-    def call(self, spec: Mapping[str, Any], order: Produce) -> Made:
+    def call(self, spec: StreamSpec, order: Produce) -> Made:
         from flatout.service.lambda_handler import make_event, read_answer
 
-        event = make_event(spec, order.epoch, order.index, order.bytes, self._redis)
+        event = make_event(spec, order.epoch, order.index, order.bytes, self._access)
         answer = self._client.invoke(FunctionName=self._function, Payload=event)
         return read_answer(answer["Payload"].read(), self._memory_gb)
 

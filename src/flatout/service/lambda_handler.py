@@ -1,25 +1,41 @@
 """The AWS Lambda function that makes batches: `flatout.service.lambda_handler.handler`.
 
 A function's answer is limited to 6 MB, so a batch goes straight into the Redis that the event names; without one, a
-small batch comes back in the answer. Packaging and deployment: docs/shared-batches.md.
+small batch comes back in the answer. The event holds the key that seals this one batch; the password of the Redis is in
+the function's environment. Packaging and deployment: docs/shared-batches.md.
 """
 
 import base64
 import json
+import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+from flatout.cache.redis_address import parse_redis, redis_password
+from flatout.cache.redis_store import RedisStore
+from flatout.cache.sealing import entry_keys
 from flatout.errors import FlatoutError
 from flatout.service.functions import Made, prepare_bytes
 from flatout.service.specs import AnotherDataset, batch_key, stream_name
+from flatout.service.stores import StoreAccess
+from flatout.service.stream_spec import StreamSpec
 
-_VERSION = 1
+_VERSION = 2
+_CA_VARIABLE = "FLATOUT_TLS_CA"
 _MOST_ANSWER_BYTES = 4_500_000  # of the 6 MB, in base64
 
 
-def make_event(spec: Mapping[str, Any], epoch: int, index: int, most_bytes: int, redis: str | None) -> bytes:
-    event = {"version": _VERSION, "spec": spec, "epoch": epoch, "index": index, "bytes": most_bytes, "redis": redis}
+def make_event(spec: StreamSpec, epoch: int, index: int, most_bytes: int, access: StoreAccess | None) -> bytes:
+    event: dict[str, Any] = {
+        "version": _VERSION, "spec": spec.model_dump(), "epoch": epoch, "index": index, "bytes": most_bytes,
+        "redis": None,
+    }  # fmt: skip
+    if access is not None and "://" in access.address:
+        key = batch_key(stream_name(spec), epoch, index)
+        event |= {"redis": access.address, "entry_key": entry_keys(access.token)(key).hex()}
     return json.dumps(event).encode()
 
 
@@ -29,13 +45,13 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     try:
         if event.get("version") != _VERSION:
             raise FlatoutError(f"the function speaks version {_VERSION}, the event is of {event.get('version')!r}")
-        made = prepare_bytes(event["spec"], event["epoch"], event["index"], event["bytes"])
+        spec = StreamSpec.model_validate_json(json.dumps(event["spec"]))
+        made = prepare_bytes(spec, event["epoch"], event["index"], event["bytes"])
         answer: dict[str, Any] = {"bytes": made.bytes, "cold": made.cold}
         if event["redis"] is not None:
-            from flatout.cache.redis_store import RedisStore
-
-            key = batch_key(stream_name(event["spec"]), event["epoch"], event["index"])
-            RedisStore(event["redis"]).commit(0, key, memoryview(made.data), made.bytes)
+            key = batch_key(stream_name(spec), event["epoch"], event["index"])
+            with closing(_store(event)) as store:
+                store.commit(0, key, memoryview(made.data), made.bytes)
         elif made.bytes > _MOST_ANSWER_BYTES:
             raise FlatoutError(f"a batch of {made.bytes} bytes is too large for a function's answer; use a Redis")
         else:
@@ -45,6 +61,12 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     except (FlatoutError, OSError, KeyError, ValueError, TypeError) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     return {**answer, "seconds": time.perf_counter() - began}
+
+
+def _store(event: Mapping[str, Any]) -> RedisStore:
+    entry_key, ca = bytes.fromhex(event["entry_key"]), os.environ.get(_CA_VARIABLE)
+    address = parse_redis(event["redis"], redis_password(None), None if ca is None else Path(ca))
+    return RedisStore(address, lambda _: entry_key)
 
 
 def read_answer(body: bytes, memory_gb: float) -> Made:

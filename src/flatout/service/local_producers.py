@@ -11,7 +11,8 @@ import time
 from flatout.data.budgets import usable_cores
 from flatout.errors import ServiceUnavailable
 from flatout.service.coordinator import Coordinator
-from flatout.service.messages import Done, Failed, Joined
+from flatout.service.messages import Done, Equip, Failed, Joined
+from flatout.service.stores import StoreAccess
 from flatout.service.wire import Wire
 
 _MOST_PROCESSES = 4
@@ -22,9 +23,11 @@ _QUICK_DEATH_SECONDS, _MOST_QUICK_DEATHS = 5.0, 5  # then there is no use in sta
 class LocalProducers:
     """One thread watches each process: it hears its answers, and starts another when it is gone."""
 
-    def __init__(self, coordinator: Coordinator, hands: int) -> None:
+    def __init__(self, coordinator: Coordinator, hands: int, access: StoreAccess) -> None:
         processes = min(hands, usable_cores(), _MOST_PROCESSES)
         self._coordinator = coordinator
+        ca = None if access.tls_ca is None else str(access.tls_ca)
+        self._equip = Equip(store=access.address, token=access.token, store_password=access.password, tls_ca=ca)
         self._threads = math.ceil(hands / max(1, processes))
         self._closing = threading.Event()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -65,8 +68,7 @@ class LocalProducers:
         """From start to end; why it ended."""
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
-            [sys.executable, "-m", "flatout.service.producer", str(theirs.fileno()), self._coordinator.store.address,
-             str(self._threads)],
+            [sys.executable, "-m", "flatout.service.producer", str(theirs.fileno()), str(self._threads)],
             pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self._running[number] = process
@@ -74,8 +76,9 @@ class LocalProducers:
         if self._closing.is_set():  # it was not there yet when the others were ended
             process.kill()
         wire = Wire(ours)
-        self._coordinator.attach(name, wire.send, lambda reason: process.kill())
         try:
+            wire.send(self._equip)
+            self._coordinator.attach(name, wire.send, lambda reason: process.kill())
             while True:
                 heard = [each for each in wire.receive_all() if isinstance(each, Joined | Done | Failed)]
                 self._coordinator.say(name, *heard)

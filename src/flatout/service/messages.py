@@ -8,31 +8,32 @@ never travel in messages: they lie in the store.
 import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from flatout.errors import ServiceUnavailable
+from flatout.service.stream_spec import STRICT, Digest, StreamSpec
 
-VERSION = 4
+VERSION = 5
 MOST_BYTES = 1 << 20
 FRAME = struct.Struct("<3sBI")
 _MAGIC = b"FOs"
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Reason = Annotated[str, Field(max_length=2000)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Secret = Annotated[str, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
 
 class Hello(Message):
     """First word of every connection."""
 
     kind: Literal["hello"] = "hello"
-    token: Annotated[str, Field(max_length=200)]
+    token: Secret = Field(repr=False)
     role: Literal["job", "producer", "viewer"]
     name: Name
 
@@ -41,6 +42,18 @@ class Welcome(Message):
     kind: Literal["welcome"] = "welcome"
     store: Annotated[str, Field(max_length=1000)]
     """Where batches are: a folder of mapped files, or the address of a Redis."""
+    store_password: Secret | None = Field(None, repr=False)
+    """Of the Redis. Said only where nobody listens: over TLS, on loopback, on a unix socket."""
+
+
+class Equip(Message):
+    """First word to a producer process: by its socket, since command lines are read by every user of a machine."""
+
+    kind: Literal["equip"] = "equip"
+    store: Annotated[str, Field(max_length=1000)]
+    token: Secret = Field(repr=False)
+    store_password: Secret | None = Field(None, repr=False)
+    tls_ca: str | None = None
 
 
 class Refused(Message):
@@ -56,7 +69,7 @@ class Register(Message):
 
     kind: Literal["register"] = "register"
     stream: Digest
-    spec: dict[str, Any]
+    spec: StreamSpec
     batches_per_epoch: Annotated[int, Field(ge=1, le=1 << 40)]
     batch_bytes: Annotated[int, Field(ge=1, le=1 << 36)]
     position: Count
@@ -140,7 +153,7 @@ class Produce(Message):
     kind: Literal["produce"] = "produce"
     lease: Count
     stream: Digest
-    spec: dict[str, Any] | None = None
+    spec: StreamSpec | None = None
     epoch: Count
     index: Count
     buffer: Count
@@ -215,7 +228,7 @@ class Status(Message):
 
 AnyMessage = (
     Hello | Welcome | Refused | Register | Registered | Next | Batches | Claim | Claimed | Produce | Done | Failed
-    | Spoilt | Leave | Lost | Joined | Tick | Ask | Status
+    | Spoilt | Leave | Lost | Joined | Tick | Ask | Status | Equip
 )  # fmt: skip
 _ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(Annotated[AnyMessage, Field(discriminator="kind")])
 

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from flatout.cache.batch_store import BatchStore
@@ -66,21 +67,25 @@ def _connector(config: DataConfig) -> Callable[[bool], tuple[Line, BatchStore]]:
             from flatout.service.remote import GrpcLine, read_token
 
         token, name = read_token(config.shared_token), f"{os.uname().nodename}-{os.getpid()}"
-        line = GrpcLine(config.shared.removeprefix("grpc://"), token, "job", name, 10.0 if wait else 2.0)
-        return line, open_batch_store(line.store)
+        address, deadline_seconds = config.shared.removeprefix("grpc://"), 10.0 if wait else 2.0
+        line = GrpcLine(address, token, "job", name, deadline_seconds, config.shared_tls_ca)
+        if "://" not in line.access.address:
+            line.close()
+            raise ServiceUnavailable(f"the service of shared batches at {address} names no Redis to read from")
+        return line, open_batch_store(line.access)
 
     def connector(wait: bool) -> tuple[Line, BatchStore]:
         place = runtime_place()
         name = f"{os.getpid()}-{secrets.token_hex(3)}"
         if wait:
-            line, address = connect_or_start(place, name, capacity)
+            line, access = connect_or_start(place, name, capacity)
         else:
             try:
-                line, address = connect(place, "job", name, deadline_seconds=1.0)
+                line, access = connect(place, "job", name, deadline_seconds=1.0)
             except ServiceUnavailable:
                 start_daemon(place, capacity)  # found at the next try
                 raise
-        return line, open_batch_store(address)
+        return line, open_batch_store(replace(access, tls_ca=config.shared_tls_ca))
 
     return connector if config.shared == "auto" else remote
 

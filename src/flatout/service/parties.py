@@ -1,9 +1,9 @@
 """What the coordinator knows about streams, jobs, producers, buffers and leases."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from flatout.service.policy import MOST_AT_ONCE
+from flatout.service.stream_spec import StreamSpec
 
 Key = tuple[str, int, int]  # stream, epoch, index
 _UNKNOWN_STEP_SECONDS = 1e-3  # of a job that has not said how fast it is
@@ -14,7 +14,7 @@ class Stream:
     """Batches that jobs share: everything that determines them is in the spec, and so in its name."""
 
     name: str
-    spec: dict[str, Any]
+    spec: StreamSpec
     batches_per_epoch: int
     batch_bytes: int
     refused: str | None = None  # no batch of it can be made here

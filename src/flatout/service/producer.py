@@ -1,4 +1,4 @@
-"""A process that makes batches into the store: `python -m flatout.service.producer FD STORE THREADS`.
+"""A process that makes batches into the store: `python -m flatout.service.producer FD THREADS`.
 
 Started like a loader's worker, not forked; it ends when its connection does. Orders are done by threads, since the
 compiled decoder works outside the GIL, and no torch is imported, so that it starts in a fraction of a second.
@@ -11,16 +11,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
 
 from flatout.cache.batch_store import BatchStore
 from flatout.cache.bundle import SUM_EVERY, payload, write_bundle
 from flatout.errors import FlatoutError, ServiceUnavailable
-from flatout.service.messages import Done, Failed, Joined, Message, Produce
+from flatout.service.messages import Done, Equip, Failed, Joined, Message, Produce
 from flatout.service.policy import SMALL_SECONDS
 from flatout.service.specs import AnotherDataset, Preparer, batch_key, open_preparer
+from flatout.service.stores import StoreAccess, open_batch_store
+from flatout.service.stream_spec import StreamSpec
 from flatout.service.wire import Wire
 
 _TOGETHER = 8  # answers in one letter
@@ -29,10 +31,10 @@ _TOGETHER = 8  # answers in one letter
 class Maker:
     """Makes what it is ordered to, and answers each order with Done or Failed. Safe to use from several threads."""
 
-    def __init__(self, store: BatchStore, opens: Callable[[Mapping[str, Any]], Preparer] = open_preparer) -> None:
+    def __init__(self, store: BatchStore, opens: Callable[[StreamSpec], Preparer] = open_preparer) -> None:
         self._store = store
         self._opens = opens
-        self._specs: dict[str, Mapping[str, Any]] = {}
+        self._specs: dict[str, StreamSpec] = {}
         self._preparers: dict[str, Preparer | Failed] = {}
         self._opening = threading.Lock()
 
@@ -49,7 +51,7 @@ class Maker:
             return preparer.model_copy(update={"lease": order.lease})
         try:
             space, key = self._store.space(order.buffer, order.bytes), batch_key(order.stream, order.epoch, order.index)
-            count = make_batch(preparer, order.epoch, order.index, space, key, self._store.is_mapped)
+            count = make_batch(preparer, order.epoch, order.index, space, key, SUM_EVERY)
             self._store.commit(order.buffer, key, space, count)
             return Done(lease=order.lease, bytes=count, seconds=time.perf_counter() - began, cold=cold)
         except FlatoutError as error:
@@ -73,12 +75,10 @@ class Maker:
             return found
 
 
-def make_batch(
-    preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, is_mapped: bool = False
-) -> int:
+def make_batch(preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, sum_every: int = 1) -> int:
     """The one narrow interface of all producers: a batch into a buffer; how long it is."""
     arrays, meta = preparer.prepare(epoch, index, payload(space))
-    return write_bundle(space, key, arrays, meta, SUM_EVERY if is_mapped else 1)
+    return write_bundle(space, key, arrays, meta, sum_every)
 
 
 class _Process:
@@ -151,12 +151,14 @@ class _Process:
 
 
 def main() -> None:
-    from flatout.service.stores import open_batch_store
-
-    fd, store, threads = sys.argv[1:]
+    fd, threads = sys.argv[1:]
     wire = Wire(socket.socket(fileno=int(fd)))
     with suppress(ServiceUnavailable):
-        _Process(wire, open_batch_store(store), int(threads)).run()
+        given = wire.receive(None)
+        assert isinstance(given, Equip)
+        ca = None if given.tls_ca is None else Path(given.tls_ca)
+        store = open_batch_store(StoreAccess(given.store, given.token, given.store_password, ca))
+        _Process(wire, store, int(threads)).run()
     os._exit(0)  # threads may be in the middle of a batch that nobody waits for
 
 

@@ -4,17 +4,20 @@ One method, bytes in and bytes out, with a deadline on every call. Each caller h
 a session that has been silent for a while is lost, like a broken connection.
 """
 
+import os
 import queue
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from flatout.cache.redis_address import is_local
 from flatout.errors import ConfigError, ServiceUnavailable
 from flatout.service.messages import (
     MOST_BYTES,
@@ -32,7 +35,13 @@ from flatout.service.messages import (
     encode,
 )
 from flatout.service.server import Reception
+from flatout.service.stores import StoreAccess
 
+if TYPE_CHECKING:
+    from flatout.service.daemon import Certificate
+
+_TOKEN_VARIABLE = "FLATOUT_SHARED_TOKEN"  # noqa: S105 (its name)
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _METHOD = "/flatout.SharedBatches/Say"
 _ANSWERED = (Register, Next, Claim)  # by the coordinator; everything else is acknowledged at once
 _SILENT_SECONDS = 300.0  # a long validation is no reason
@@ -54,14 +63,35 @@ class _Session:
 class GrpcServer:
     """Brings gRPC calls to the reception."""
 
-    def __init__(self, reception: Reception, address: str, most_calls: int = 256) -> None:
+    def __init__(
+        self, reception: Reception, address: str, tls: "Certificate | None" = None, most_calls: int = 256
+    ) -> None:
+        check_encrypted(
+            address,
+            tls is not None,
+            f"cannot listen on {address}",
+            "give --tls-cert and --tls-key, or listen on 127.0.0.1",
+        )
         self._reception = reception
         self._sessions: dict[str, _Session] = {}
         self._server = grpc.server(ThreadPoolExecutor(most_calls, "flatout-grpc"), options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handler(self),))
-        self.port = self._server.add_insecure_port(address)
+        try:
+            self.port = self._add_port(address, tls)
+        except RuntimeError:
+            self.port = 0
         if not self.port:
-            raise ConfigError(f"cannot listen on {address}; is the port free?")
+            raise ConfigError(
+                f"cannot listen on {address}; is the port free"
+                + ("" if tls is None else f", and do {tls.chain} and {tls.key} belong together")
+                + "?"
+            )
+
+    def _add_port(self, address: str, tls: "Certificate | None") -> int:
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        pair = (_pem(tls.key), _pem(tls.chain))
+        return int(self._server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
 
     def start(self) -> None:
         self._server.start()
@@ -134,8 +164,18 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
 class GrpcLine:
     """A conversation over gRPC. Opened by the process that uses it: a channel does not survive a fork."""
 
-    def __init__(self, address: str, token: str, role: str, name: str, deadline_seconds: float) -> None:
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+    def __init__(
+        self, address: str, token: str, role: str, name: str, deadline_seconds: float, tls_ca: Path | None = None
+    ) -> None:
+        check_encrypted(
+            address, tls_ca is not None, f"data.shared is grpc://{address}",
+            "set data.shared_tls_ca to the file of the authority that signed its certificate",
+        )  # fmt: skip
+        if tls_ca is None:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(root_certificates=_pem(tls_ca))
+            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
         self._call = self._channel.unary_unary(_METHOD)
         self._metadata: Iterable[tuple[str, str]] = (("session", secrets.token_hex(16)),)
         self._address = address
@@ -150,7 +190,7 @@ class GrpcLine:
             if isinstance(answer, Refused) and answer.stop:
                 raise ConfigError(f"the service of shared batches at {address} refused this job: {reason}")
             raise ServiceUnavailable(f"the service of shared batches at {address} refused: {reason}")
-        self.store = answer.store
+        self.access = StoreAccess(answer.store, token, answer.store_password, tls_ca)
 
     def send(self, message: Message) -> None:
         self.ask(message, 10.0)
@@ -163,7 +203,8 @@ class GrpcLine:
                 return decode(coming.result())
             except grpc.RpcError as error:
                 code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-                raise ServiceUnavailable(f"the service of shared batches at {self._address}: {code}") from None
+                why = (error.details() or "")[-200:] if isinstance(error, grpc.Call) else ""
+                raise ServiceUnavailable(f"the service of shared batches at {self._address}: {code} {why}") from None
 
         return answer
 
@@ -174,9 +215,31 @@ class GrpcLine:
         self._channel.close()
 
 
+def check_encrypted(address: str, is_encrypted: bool, what: str, remedy: str) -> None:
+    """The token, and with it whatever it protects, crosses a network only encrypted. HOST:PORT and nothing else: gRPC
+    knows other forms of address, and would look a name up wherever such a form says."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ConfigError(f"{what}, which is not HOST:PORT")
+    if not is_encrypted and not is_local(found[1].strip("[]")):
+        raise ConfigError(f"{what}, which is not this machine's loopback, and there is no TLS; {remedy}")
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a certificate or key in PEM") from None
+
+
 def read_token(path: Path | None) -> str:
+    if path is None and (given := os.environ.get(_TOKEN_VARIABLE)):
+        return given.strip()
     if path is None:
-        raise ConfigError("data.shared_token is not set; give the file that `flatout serve --listen` has written")
+        raise ConfigError(
+            f"data.shared_token is not set, nor is {_TOKEN_VARIABLE}; give the file that `flatout serve --listen` has "
+            "written"
+        )
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

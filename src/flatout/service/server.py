@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from flatout.errors import ServiceUnavailable
+from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.service.coordinator import Coordinator
 from flatout.service.messages import (
     AnyMessage,
@@ -27,6 +27,8 @@ from flatout.service.messages import (
     Status,
     Welcome,
 )
+from flatout.service.roots import DataRoots
+from flatout.service.specs import checked_view, stream_name
 from flatout.service.wire import Wire
 
 _HELLO_SECONDS = 10.0
@@ -34,9 +36,11 @@ _FROM_JOBS = (Register, Next, Claim, Done, Failed, Spoilt, Leave)
 
 
 class Reception:
-    """Knows the token, and who is here. Transports bring it connections and what is said on them."""
+    """Knows the token, what may be opened, and who is here. Transports bring it connections and what is said there."""
 
-    def __init__(self, coordinator: Coordinator, token: str) -> None:
+    def __init__(
+        self, coordinator: Coordinator, token: str, roots: DataRoots | None = None, store_password: str | None = None
+    ) -> None:
         self.coordinator = coordinator
         self.changed = threading.Condition()
         self.jobs: set[str] = set()
@@ -44,6 +48,8 @@ class Reception:
         self.lost_at: float | None = None  # when the last one to go went without a word: it may come back
         self.stop_asked = False
         self._token = token
+        self._roots = roots  # None: whoever comes may open what this user may
+        self._store_password = store_password
         self._numbers = itertools.count(1)
 
     def greet(self, message: AnyMessage) -> tuple[str, Message]:
@@ -53,7 +59,7 @@ class Reception:
         if not hmac.compare_digest(message.token.encode(), self._token.encode()):
             return "", Refused(reason="wrong token; take the one that `flatout serve` has written", stop=True)
         who = f"{message.role}:{message.name}#{next(self._numbers)}"
-        return who, Welcome(store=self.coordinator.store.address)
+        return who, Welcome(store=self.coordinator.store.address, store_password=self._store_password)
 
     def came(self, who: str) -> None:
         if who.startswith("job:"):
@@ -74,9 +80,33 @@ class Reception:
         if isinstance(message, Ask):
             return self._look(message)
         if who.startswith("job:") and isinstance(message, _FROM_JOBS):
-            self.coordinator.say(who, message)
+            admitted = self._admitted(message) if isinstance(message, Register) else message
+            if isinstance(admitted, Refused):
+                return admitted
+            self.coordinator.say(who, admitted)
             return None
         return Refused(reason=f"a {type(message).__name__} is not for you to say")
+
+    def _admitted(self, message: Register) -> Message:
+        """A stream under the name that its spec has, of data that may be opened, by a path that is what it seems."""
+        if stream_name(message.spec) != message.stream:
+            return Refused(
+                reason="the stream's name is not that of its spec; use the same version of flatout everywhere"
+            )
+        try:
+            checked_view(message.spec)
+        except FlatoutError as error:
+            return Refused(reason=str(error)[:2000])
+        if self._roots is None:
+            return message
+        path = self._roots.resolved(message.spec.data.path)
+        if path is None:
+            return Refused(
+                reason=f"the service does not open {message.spec.data.path[:500]}, which is under none of the roots "
+                "that were allowed; start it with --data and a folder or prefix that holds it"
+            )
+        data = message.spec.data.model_copy(update={"path": path})
+        return message.model_copy(update={"spec": message.spec.model_copy(update={"data": data})})
 
     def _look(self, message: Ask) -> Message:
         if message.what == "clear":

@@ -19,8 +19,13 @@ from flatout.service.messages import Batches, Done, Joined, Leave, Next, Produce
 from flatout.service.policy import MOST_AT_ONCE, Policy
 from flatout.service.shelf import Instruction, Tell
 from flatout.service.state import State
+from flatout.service.stream_spec import DataSpec, StreamSpec, ViewSpec
 
 _STREAM = "0" * 64
+SIMULATED_SPEC = StreamSpec(
+    data=DataSpec(path="simulated"), content=_STREAM, view="0" * 16, view_values=ViewSpec(name="simulated", crop="raw"),
+    batch_size=1,
+)  # fmt: skip
 _TICK_SECONDS = 0.25
 
 
@@ -144,7 +149,7 @@ class Simulation:
 
     def _register(self, name: str) -> None:
         self._say(name, Register(
-            stream=_STREAM, spec={}, batches_per_epoch=self._world.batches_per_epoch,
+            stream=_STREAM, spec=SIMULATED_SPEC, batches_per_epoch=self._world.batches_per_epoch,
             batch_bytes=self._world.batch_bytes, position=0, last=self._jobs[name].spec.batches,
         ))  # fmt: skip
         self._ask(name)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from flatout.cache.bundle import capacity_for
 from flatout.config.schema import DataConfig
@@ -28,11 +29,11 @@ from flatout.data.sample_cache import SampleCache
 from flatout.data.staging import is_remote, staged
 from flatout.data.tiers import choose_cache
 from flatout.data.views import View
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
+from flatout.service.stream_spec import StreamSpec
 
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
 _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
-_KIND = "image-slices"  # a service that knows only whole batches (kind "images") refuses it
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
 _SECONDS = 4  # of StageSeconds; the rest of it are counts
 _NUMBERS = struct.Struct("<QQ")
@@ -58,15 +59,14 @@ class AnotherDataset(DataError):
     """The data behind a path is not what the job saw there."""
 
 
-def describe(recipe: Recipe, config: DataConfig, split: str) -> dict[str, Any]:
-    """The spec of a recipe's batches. `content` and what follows determine them; `data` is where to find them."""
+def describe(recipe: Recipe, config: DataConfig, split: str) -> StreamSpec:
+    """The spec of a recipe's batches; a recipe beyond the limits of what services make is a ConfigError."""
     data = {
         "path": config.path if "://" in config.path else os.path.abspath(config.path),
         "classes": config.classes, "samples_per_class": config.samples_per_class, "holdout": config.holdout,
         "cache": config.cache, "stage": config.stage,
     }  # fmt: skip
-    return {
-        "kind": _KIND,
+    values = {
         "data": data,
         "split": split,
         "content": content_digest(recipe.split),
@@ -75,12 +75,20 @@ def describe(recipe: Recipe, config: DataConfig, split: str) -> dict[str, Any]:
         "seed": recipe.seed,
         "batch_size": recipe.batch_size,
         "shuffle": recipe.shuffle,
-        "raw_shape": None if recipe.raw_shape is None else list(recipe.raw_shape),
+        "raw_shape": recipe.raw_shape,
         "rank": recipe.rank,
         "world_size": recipe.world_size,
         "whole_batches": recipe.whole_batches,
         "min_batch": recipe.min_batch,
     }
+    try:
+        return StreamSpec.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"batches of this recipe cannot be shared: {'.'.join(map(str, first['loc']))} is {first['input']!r}: "
+            f"{first['msg']}; change it, or set data.shared=off"
+        ) from None
 
 
 def content_digest(split: Split) -> str:
@@ -89,10 +97,20 @@ def content_digest(split: Split) -> str:
     return split.origin_digest()
 
 
-def stream_name(spec: Mapping[str, Any]) -> str:
+def stream_name(spec: StreamSpec) -> str:
     """Digest of everything that determines the batches, and of nothing else: not of where the files are."""
-    values = {name: value for name, value in spec.items() if name not in ("data", "view_values", "split")}
+    values = spec.model_dump(exclude={"data", "view_values", "split"})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def checked_view(spec: StreamSpec) -> View:
+    """The view, if it gives the pixels that the spec means: others must not go under their name."""
+    view = View(**spec.view_values.model_dump())
+    if view.digest() != spec.view:
+        raise DataError(
+            f"view {view.name!r} gives other pixels here; use the same flatout, Pillow and torch everywhere"
+        )
+    return view
 
 
 def batch_key(stream: str, epoch: int, index: int) -> bytes:
@@ -123,32 +141,23 @@ class ImagePreparer:
         return flatten(prepare(self.recipe, epoch, index, images, self.cache))
 
 
-def open_preparer(spec: Mapping[str, Any]) -> Preparer:
-    """Open the data that a spec names and make sure that it is the data that the spec means."""
-    if spec.get("kind") != _KIND:
-        raise DataError(f"batches of kind {spec.get('kind')!r} cannot be made here; use the same version everywhere")
-    data, values = spec["data"], dict(spec["view_values"])
-    dataset = open_dataset(SimpleNamespace(**data))  # type: ignore[arg-type]
-    split = dataset.train if spec["split"] == "train" else dataset.val
-    if split is None or content_digest(split) != spec["content"]:
+def open_preparer(spec: StreamSpec) -> Preparer:
+    """Open the data that a spec names and make sure that it is the data, and the view, that the spec means."""
+    view, data = checked_view(spec), spec.data
+    dataset = open_dataset(SimpleNamespace(**data.model_dump()))  # type: ignore[arg-type]
+    split = dataset.train if spec.split == "train" else dataset.val
+    if split is None or content_digest(split) != spec.content:
         raise AnotherDataset(
-            f"{data['path']} holds {0 if split is None else len(split)} {spec['split']} samples here that are not the "
+            f"{data.path} holds {0 if split is None else len(split)} {spec.split} samples here that are not the "
             "ones the job sees: the files differ or have changed; use the same data everywhere and start again"
         )
-    view = View(**{name: _tuples(value) for name, value in values.items()})
-    split, _, _ = staged(split, data["stage"])
-    raw_shape = None if spec["raw_shape"] is None else (int(spec["raw_shape"][0]), int(spec["raw_shape"][1]))
+    split, _, _ = staged(split, data.stage)
     recipe = Recipe(
-        split, view, spec["seed"], spec["batch_size"], spec["shuffle"], raw_shape,
-        rank=spec["rank"], world_size=spec["world_size"], whole_batches=spec["whole_batches"],
-        min_batch=spec["min_batch"],
+        split, view, spec.seed, spec.batch_size, spec.shuffle, spec.raw_shape, rank=spec.rank,
+        world_size=spec.world_size, whole_batches=spec.whole_batches, min_batch=spec.min_batch,
     )  # fmt: skip
-    cache = choose_cache(data["cache"], recipe, "thread").store
+    cache = choose_cache(data.cache, recipe, "thread").store
     return ImagePreparer(recipe, cache, 4 if is_remote(split) else 1)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -140,10 +140,11 @@ class State:
         """Jobs that read the same samples in batches of another size cannot share; they are told."""
         mine = job.stream.spec
         near = [each.stream.spec for each in self.jobs.values() if each.stream is not job.stream]
-        near = [spec for spec in near if "content" in mine and spec.get("content") == mine["content"]]
+        near = [spec for spec in near if spec.content == mine.content]
         if not near:
             return None
-        differs = sorted(name for name in mine if any(spec.get(name) != mine[name] for spec in near))
+        names = type(mine).model_fields
+        differs = sorted(name for name in names if any(getattr(spec, name) != getattr(mine, name) for spec in near))
         return (
             f"{len(near)} other job(s) read the same data but nothing is shared with them: their {', '.join(differs)} "
             "differ; batches are shared between jobs of equal view, seed and data.batch_size"

@@ -159,7 +159,7 @@ def test_shared_batches_carry_it(root: Path, split: Split) -> None:
     spec = describe(recipe, DataConfig(path=str(root)), "train")
     preparer = open_preparer(spec)
     assert preparer.recipe.view == SCALED
-    assert spec["view"] != describe(replace(recipe, view=EXACT), DataConfig(path=str(root)), "train")["view"]
+    assert spec.view != describe(replace(recipe, view=EXACT), DataConfig(path=str(root)), "train").view
 
 
 def test_an_exact_view_keeps_the_digest_it_had() -> None:

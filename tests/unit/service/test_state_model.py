@@ -23,10 +23,12 @@ from flatout.service.messages import (
 )
 from flatout.service.policy import Policy
 from flatout.service.shelf import Discard, End, Make, Tell
+from flatout.service.simulation import SIMULATED_SPEC
 from flatout.service.state import State
 
 CAPACITY, MOST_ASKS = 1000, 10
 SIZES = {"a" * 64: 100, "b" * 64: 130}
+SPECS = {name: SIMULATED_SPEC.model_copy(update={"batch_size": size}) for name, size in SIZES.items()}
 PER_EPOCH = 7
 
 
@@ -122,7 +124,7 @@ class Coordinator(RuleBasedStateMachine):
         self.serial += 1
         name = f"job-{self.serial}"
         self.stream[name], self.held[name], self.where[name] = stream, [], position
-        self.say(name, Register(stream=stream, spec={"content": "same", "size": SIZES[stream]}, position=position,
+        self.say(name, Register(stream=stream, spec=SPECS[stream], position=position,
                                 batches_per_epoch=PER_EPOCH, batch_bytes=SIZES[stream], last=last, anywhere=anywhere))  # fmt: skip
         return name
 
