@@ -575,7 +575,8 @@ def prepare_compute(config: Config, device: Device) -> None:
 
 
 def compute_threads(config: Config, device_kind: str) -> int:
-    """Beside a GPU one: every loader thread that copies a batch would start a team of its own."""
+    """Beside a GPU one: what torch does on the host is small there, and every thread that does some of it would start
+    a team of its own."""
     if config.threads != "auto":
         return config.threads
     return 1 if device_kind == "cuda" else usable_cores()

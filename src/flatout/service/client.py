@@ -169,9 +169,9 @@ class Terms:
 class SharedPool:
     """The Pool of a job that shares. `open_local` makes the pool that takes over when it must.
 
-    Batches of others stay where they are mapped, which is not `memory`. To register that for a GPU would take longer
-    than to copy it, and the registration would outlive the batch: the service writes the next one to the same pages.
-    The driver's own copy of it costs the trainer no more than one to pinned memory would here.
+    Batches of others stay where they are mapped, which is not `memory`. Registered for a GPU, a mapping would have a
+    second lifetime, to be ended before it is unmapped, and the service decides when. Unregistered, the driver takes a
+    copy of its own before it returns, which costs the trainer what a copy to pinned memory would cost it here.
     """
 
     def __init__(

@@ -16,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.app import lr_find
 from flatout.app.task_setup import open_source
 from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
-from flatout.config.schema import DataConfig
 from flatout.data import host_memory
 from flatout.data.batch import BatchSource
-from flatout.data.loader import Loader, as_batch, open_loader
+from flatout.data.loader import Loader, as_batch
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.views import View
 from flatout.engine.copying import Copies, CudaCopyStream, Feed, copies_for, tensors_in
@@ -217,37 +217,6 @@ def test_the_host_does_not_wait_for_the_copy_before(source: Source) -> None:
     stream.finish()
 
 
-@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-def test_pinned_memory_and_its_rounding_are_in_the_budget(shapes: Path, kind: str) -> None:
-    setup = prepare_setup(load_config(recipe_of(shapes)).config)
-    assert isinstance(setup.recipe, Recipe)
-    recipe, workers = setup.recipe, KINDS[kind]
-    largest, rounded = recipe.largest_bytes(), host_memory.power_of_two(recipe.largest_bytes())
-    assert largest < rounded
-    options = {"worker_kind": kind} if workers else {}
-
-    def memory_of(device_kind: str) -> int:
-        config = DataConfig(cache="off", stage="off", prefetch=3, **options)
-        with open_loader(recipe, config, workers, device_kind=device_kind) as loader:
-            return loader.memory_bytes
-
-    alive = 2 + (3 if workers else 1)
-    assert memory_of("cuda") - memory_of("cpu") == alive * (rounded - largest)
-
-
-def test_a_small_budget_counts_what_the_allocator_takes(shapes: Path) -> None:
-    setup = prepare_setup(load_config(recipe_of(shapes)).config)
-    assert isinstance(setup.recipe, Recipe)
-    recipe = setup.recipe
-    largest, rounded = recipe.largest_bytes(), host_memory.power_of_two(recipe.largest_bytes())
-    budget = 8 * largest
-    config = DataConfig(cache="off", stage="off", worker_kind="thread", prefetch=6, memory=budget)
-    with open_loader(recipe, config, 1, device_kind="cpu") as loader:
-        assert loader.memory_bytes == budget
-    with open_loader(recipe, config, 1, device_kind="cuda") as loader:
-        assert loader.memory_bytes == budget // rounded * rounded <= budget
-
-
 # The loop
 
 
@@ -400,6 +369,19 @@ def test_a_range_test_overlaps_too(shapes: Path, monkeypatch: pytest.MonkeyPatch
     with fake_pinned():
         assert points(late=True) == points(late=False)
     assert stream.done > 0
+
+
+def test_lr_find_says_for_which_device_batches_are(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def opening(*args: Any, **options: Any) -> Any:
+        asked.append(options.get("device_kind"))
+        raise StoreUnreachable("far enough")
+
+    monkeypatch.setattr(lr_find, "open_source", opening)
+    with pytest.raises(StoreUnreachable):
+        lr_find.find_learning_rate(recipe_of(shapes, device="emulated"))
+    assert asked == ["emulated"]
 
 
 class Cuda:
