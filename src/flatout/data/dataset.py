@@ -103,7 +103,7 @@ class Split:
     def record(self, ids: NDArray[np.int64], digests: Words) -> None:
         """What was read of these samples. Other bytes than those before are refused, unless changes are accepted."""
         origins, differs = self.origins, self.origins.note(self.rows[ids], digests)
-        if not differs.any():
+        if differs is None:
             return
         changed = ids[differs]
         if not origins.accepts_changes:
