@@ -110,12 +110,14 @@ def test_changes_can_be_accepted_and_are_named_once(twins: tuple[Path, Path]) ->
     plain, inverted = twins
     dataset = opened(plain)
     dataset.train.origins.accepts_changes = True
+    before = read_whole(dataset)
     loader = loader_of(dataset.train)
     list(loader.epoch(0))
     replace_slyly(plain / "train/a/000.jpg", inverted / "train/a/000.jpg")
     for epoch in (1, 2):
         list(loader.epoch(epoch))
     assert dataset.changed_names() == ("train/a/000.jpg",)
+    assert dataset.content_fingerprint() not in (None, before)
     loader.close()
 
 
