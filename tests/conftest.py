@@ -20,6 +20,8 @@ def _empty_working_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+_kept = tempfile.TemporaryDirectory(prefix="flatout-cache-")
+os.environ["XDG_CACHE_HOME"] = _kept.name  # what tests keep is not the developer's
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command does; inherited by the server that forks commands
 
 

@@ -133,11 +133,11 @@ def _changed_data(resumed: Resumed, dataset: AnyDataset, differences: Difference
             f"{resumed.train_samples} training samples then, {len(dataset.train)} now "
             f"(fingerprint {str(resumed.data_fingerprint)[:8]} is now {dataset.fingerprint[:8]})"
         )
+    if changes and files:
+        changes.append(files)
     if resumed.classes is not None and resumed.classes != dataset.classes:
         changes.append(_changed_classes(resumed.classes, dataset.classes))
-    if changes:
-        return f"the dataset changed since the checkpoint: {'; '.join([*changes, *([files] if files else [])])}"
-    return files or None
+    return f"the dataset changed since the checkpoint: {'; '.join(changes)}" if changes else files or None
 
 
 def _changed_classes(then: tuple[str, ...], now: tuple[str, ...]) -> str:

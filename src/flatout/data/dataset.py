@@ -103,7 +103,7 @@ class Split:
     def record(self, ids: NDArray[np.int64], digests: Words) -> None:
         """What was read of these samples. Other bytes than those before are refused, unless changes are accepted."""
         origins, differs = self.origins, self.origins.note(self.rows[ids], digests)
-        if not differs.any():
+        if differs is None:
             return
         changed = ids[differs]
         if not origins.accepts_changes:
@@ -140,7 +140,7 @@ class Dataset:
     train: Split
     val: Split | None
     notes: tuple[str, ...] = ()
-    _content: list[str] = field(default_factory=list, init=False, compare=False, repr=False)  # once it is known
+    _content: dict[int, str] = field(default_factory=dict, init=False, compare=False, repr=False)  # once it is known
 
     @cached_property
     def fingerprint(self) -> str:
@@ -149,17 +149,18 @@ class Dataset:
 
     def content_fingerprint(self) -> str | None:
         """The same for a folder, a tar, a bucket and a pack of the same files; None until every sample was read."""
-        if self._content:
-            return self._content[0]
+        accepted = len(self.changed_names())  # each of them changes it
+        if accepted in self._content:
+            return self._content[accepted]
         parts = [split.content_fingerprint(self.classes) if split else "-" for split in (self.train, self.val)]
         if None in parts:
             return None
-        self._content.append(hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:32])
-        return self._content[0]
+        self._content[accepted] = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:32]
+        return self._content[accepted]
 
     def changed_names(self) -> tuple[str, ...]:
         """Of samples that changed while they were in use, and were accepted."""
-        return tuple(name for split in (self.train, self.val) if split for name in split.origins.changed)
+        return tuple({name: 0 for split in (self.train, self.val) if split for name in split.origins.changed})
 
     @property
     def total_bytes(self) -> int:

@@ -222,13 +222,17 @@ def _end_digests(split: Split, fetched: Fetched, failures: dict[int, str]) -> Di
     """What was learnt of the files; of a pack that knows its own, only that they are as they should be."""
     if fetched.digests is None:
         return None
-    read = were_digested(fetched.digests)
     if fetched.expected is not None:
         if fetched.shapes is not None:
+            read = were_digested(fetched.digests)
             read[list(failures)] = False
             split.origins.verified[split.rows[fetched.ids[read]]] = True
         return None
-    return Digested(fetched.ids[read], fetched.digests[read].view(np.uint64))
+    words = fetched.digests.view(np.uint64)
+    if fetched.cache_rows is None and bool(words.all()):  # all of them, as nearly always
+        return Digested(fetched.ids, words)
+    read = were_digested(fetched.digests)
+    return Digested(fetched.ids[read], words[read])
 
 
 def _allowed(recipe: Recipe, ids: NDArray[np.int64], sources: Sequence[Source | StorageError]) -> NativeSources:

@@ -110,12 +110,14 @@ def test_changes_can_be_accepted_and_are_named_once(twins: tuple[Path, Path]) ->
     plain, inverted = twins
     dataset = opened(plain)
     dataset.train.origins.accepts_changes = True
+    before = read_whole(dataset)
     loader = loader_of(dataset.train)
     list(loader.epoch(0))
     replace_slyly(plain / "train/a/000.jpg", inverted / "train/a/000.jpg")
     for epoch in (1, 2):
         list(loader.epoch(epoch))
     assert dataset.changed_names() == ("train/a/000.jpg",)
+    assert dataset.content_fingerprint() not in (None, before)
     loader.close()
 
 
@@ -281,6 +283,25 @@ def test_the_compiled_look_at_files_is_that_of_the_listing(twins: tuple[Path, Pa
     sizes, locators = look_at_files(FolderStore(str(twins[0])), split.names)
     assert np.array_equal(sizes, split.lengths)
     assert np.array_equal(locators, split.known_locators())
+
+
+@pytest.mark.skipif(native is None, reason="needs the compiled decoder")
+def test_the_compiled_calls_refuse_arrays_that_do_not_fit(twins: tuple[Path, Path]) -> None:
+    assert native is not None
+    folder, sizes, locators = FolderStore(str(twins[0])).folder(), np.zeros(1, np.int64), np.zeros((1, 16), np.uint8)
+    first = np.zeros(1, np.int64)
+    assert native.locate_files(folder, b"nowhere\0", first, sizes, locators) == 1
+    assert native.locate_files(folder, b"train\0", np.array([99]), sizes, locators) == 1  # outside the names: no file
+    for names, offsets, out in (
+        (b"open end", first, locators),
+        (b"a\0", first, locators[:, 1:]),
+        (b"", first, locators),
+    ):
+        with pytest.raises(ValueError, match=r"expected|must be"):
+            native.locate_files(folder, names, offsets, sizes, np.ascontiguousarray(out))
+    geometry, status = np.zeros((0, 27)), np.zeros(0, np.int32)
+    with pytest.raises(ValueError, match="digests has 16 items, expected 0"):
+        native.load_slice([], None, geometry, 8, 0, np.zeros(0, np.uint8), status, None, False, locators)
 
 
 def test_worker_processes_hand_their_digests_over(twins: tuple[Path, Path]) -> None:

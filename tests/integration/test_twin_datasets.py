@@ -98,7 +98,9 @@ def opened(path: Path | str) -> Dataset:
 
 
 def pixels_of(path: Path | str, epochs: int = 1, **data: Any) -> list[str]:
-    loader = open_loader(Recipe(opened(path).train, VIEW, 0, 8), DataConfig(**{"cache": "off", **data}), 1)
+    loader = open_loader(
+        Recipe(opened(path).train, VIEW, 0, 8), DataConfig(**{"cache": "off", "worker_kind": "thread", **data}), 1
+    )
     try:
         batches = [batch for epoch in range(epochs) for batch in loader.epoch(epoch)]
         return [hashlib.sha256(batch.images.numpy().tobytes()).hexdigest() for batch in batches]
