@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from flatout.app.stopping import stop_signals
 from flatout.cost import load_catalogue
 from flatout.data.budgets import usable_cores
 from flatout.errors import ConfigError, ServiceUnavailable
@@ -57,8 +58,8 @@ def serve(options: ServeOptions, quiet: bool) -> dict[str, Any]:
             f"{'data.shared=auto' if options.listen is None else remote}; Ctrl-C ends it",
             markup=False,
         )
-    signal.signal(signal.SIGTERM, lambda *_: service.reception.stop())
-    signal.signal(signal.SIGINT, lambda *_: service.reception.stop())
+    for number in stop_signals():
+        signal.signal(number, lambda *_: service.reception.stop())
     return service.run(until_empty=False)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import typer
 
 from flatout.errors import FlatoutError
+from flatout.parents import exit_with_parent, stop_with_parent
 
 app = typer.Typer(
     name="flatout",
@@ -34,6 +35,9 @@ def run() -> Any:
         # before torch is loaded: compute threads spin for 10 ms while they wait for each other, and on a host whose
         # cores others use too the one that is waited for gets none: steps took 30 times as long (OMP's default)
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun, which waits for it
+        exit_with_parent(os.getppid())
+    stop_with_parent()
     outlive_readers()
     register()
     try:

@@ -10,6 +10,7 @@ import time
 
 from flatout.data.budgets import usable_cores
 from flatout.errors import ServiceUnavailable
+from flatout.parents import child_environment
 from flatout.service.coordinator import Coordinator
 from flatout.service.messages import Done, Failed, Joined
 from flatout.service.wire import Wire
@@ -67,7 +68,8 @@ class LocalProducers:
         process = subprocess.Popen(
             [sys.executable, "-m", "flatout.service.producer", str(theirs.fileno()), self._coordinator.store.address,
              str(self._threads)],
-            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **child_environment()},
         )  # fmt: skip
         self._running[number] = process
         theirs.close()
