@@ -13,6 +13,7 @@ import torch
 
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
+from flatout.app.host_memory import explain_memory, require_memory, tightest_limit
 from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
 from flatout.app.launching import launch_ranks
 from flatout.app.link_preflight import look_at_link, refuse_slow_link
@@ -312,6 +313,8 @@ class _Session:
             notes = _restore(self._learner, resumed, warm_start)
         if self._ranks.rank == 0:
             _require_space(self._directory, self._learner)
+        if self._setup.device.kind == "cpu":
+            require_memory(2 * _weight_bytes(self._learner), self._setup.config.model.name, tightest_limit())
         return notes
 
     def close(self) -> None:
@@ -374,7 +377,7 @@ class _Session:
         if self._lost_home is not None:
             self._say(f"WARNING: {self._lost_home}")
 
-    def _explained(self, error: BaseException, job: Job) -> RunFailed | None:
+    def _explained(self, error: BaseException, job: Job) -> FlatoutError | None:
         """What a user can do about an error of torch or the system; None for a bug."""
         if isinstance(self._ranks, Ranks) and (blamed := self._ranks.explain(error)) is not None:
             return RunFailed(f"training ended after step {job.progress.step}: {blamed}; the same command resumes")
@@ -385,6 +388,8 @@ class _Session:
                 f"the device ran out of memory with data.{key} = {size}: {str(error).splitlines()[0]}; "
                 f"try data.{key}={max(1, size // 2)}, train.checkpointing=true, or train.accumulate=2"
             )
+        if (short := explain_memory(error, f"after step {job.progress.step}, with data.{key} = {size}")) is not None:
+            return short
         if isinstance(error, FileNotFoundError) and self._directory.fate() != "here":
             return RunFailed(self._homeless(job))
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -592,7 +597,7 @@ class _Session:
             self._keep_home(job.progress.step)
             self._records_failures()
             self._summarise("failed", cause, job)
-        except OSError:  # no room: at least how it ended is said
+        except (OSError, MemoryError):  # no room: at least how it ended is said
             with suppress(OSError):
                 if self._ranks.rank == 0:
                     mark_failed(self._directory, cause)
@@ -642,6 +647,11 @@ def _memory_explained(config: Config) -> Iterator[None]:
             f"{config.model.width:g}) and its optimizer alone: {str(error).splitlines()[0]}; use a smaller model, "
             "parallel.mode=fsdp on several devices, or end what else uses this one"
         ) from None
+    except (MemoryError, RuntimeError, OSError) as error:
+        when = f"before the first step, with {config.model.name} (model.width = {config.model.width:g}) alone"
+        if (short := explain_memory(error, when)) is None:
+            raise
+        raise short from None
 
 
 def prepare_compute(config: Config, device: Device) -> None:
@@ -687,8 +697,11 @@ def _restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) 
 
 def _require_space(directory: RunDirectory, learner: Learner) -> None:
     """Room for two checkpoints (the optimizer may still grow to twice the weights), before the first step."""
-    weights = sum(value.nbytes for value in learner.model.state_dict().values())
-    checkpoint.require_space(directory.root, 3 * weights)
+    checkpoint.require_space(directory.root, 3 * _weight_bytes(learner))
+
+
+def _weight_bytes(learner: Learner) -> int:
+    return sum(value.nbytes for value in learner.model.state_dict().values())
 
 
 def _epoch_line(epoch: int, epochs: int, train_loss: float | None, metrics: Mapping[str, float]) -> str:
