@@ -19,6 +19,7 @@ from flatout.errors import BadBundle, NoSpace
 from flatout.units import format_bytes
 
 _SHM = Path("/dev/shm")  # noqa: S108 (private files and folders are made there)
+_MOST_MAPPED = 256  # each mapping holds a descriptor: a thousand small batches would be more than a process may have
 _LOOK_EVERY = 16  # new mappings: looking for files that are gone takes longer the more there are
 
 
@@ -49,11 +50,14 @@ class MappedStore:
 
     def _view(self, number: int, writable: bool = False) -> memoryview:
         with self._lock:
-            mapped = self._mapped.get((number, writable))
+            mapped = self._mapped.pop((number, writable), None)
             if mapped is None:
                 if len(self._mapped) % _LOOK_EVERY == 0:
                     self._drop_removed()
-                mapped = self._mapped[number, writable] = _map(self._folder / str(number), writable)
+                while len(self._mapped) >= _MOST_MAPPED:
+                    del self._mapped[next(iter(self._mapped))]
+                mapped = _map(self._folder / str(number), writable)
+            self._mapped[number, writable] = mapped  # the last one used is the last one
         return memoryview(mapped)
 
     def _drop_removed(self) -> None:
