@@ -52,7 +52,8 @@ def ranks_of(launcher: int) -> list[psutil.Process]:
 def test_ranks_end_with_their_launcher(
     work: Path, shapes: Path, launch: Callable[[Path, Path], "subprocess.Popen[bytes]"], moment: str
 ) -> None:
-    config, run = write_recipe(work / "tiny.yaml", shapes, **DDP), work / "runs" / "tiny"
+    long = {"train__epochs": 500} if moment == "step" else {}  # not over before anybody is gone
+    config, run = write_recipe(work / "tiny.yaml", shapes, **DDP, **long), work / "runs" / "tiny"
     launcher = launch(work, config)
     ranks = wait_until(lambda: found if len(found := ranks_of(launcher.pid)) == 2 else None, "two ranks")
     if moment == "lock":
@@ -70,7 +71,7 @@ def test_ranks_end_with_their_launcher(
     assert not RunDirectory(run).in_use()
     if (run / "summary.json").exists():
         assert summary(run)["status"] == "failed"
-        assert f"process {launcher.pid}, which started this one, is gone" in summary(run)["cause"]
+        assert " is gone" in summary(run)["cause"], "the launcher, or the store that it kept: who notices first"
     if moment == "lock":
         assert command("train", config, cwd=work).code == 0
         assert_ledger(run, batch_size=16)
