@@ -9,7 +9,7 @@ BUILD_PACKAGES := gcc libjpeg62-turbo-dev libxxhash-dev
 TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
 .PHONY: demo test install lint clean fuzz matrix bench-loop bench-loaders bench-remote bench-verdicts \
-        bench-predictions bench-tune bench-ranks soak-ranks bench-shared
+        bench-predictions bench-tune bench-ranks soak-ranks bench-shared chaos soak
 
 demo: $(CORE)
 	$(BIN)/flatout demo
@@ -71,6 +71,16 @@ bench-ranks: $(DEV)
 	$(BIN)/python benchmarks/slow_link.py speed
 	$(BIN)/python benchmarks/slow_link.py accuracy
 	$(BIN)/python benchmarks/ddp_overhead.py
+
+# Every fault of docs/faults.md and how its tests ended; two files at a time.
+chaos: $(DEV)
+	$(BIN)/python tests/chaos/run.py -n 2 --dist loadfile
+
+# kill -9 at random moments of runs with everything on, KILLS times, then an hour of emulated training.
+KILLS ?= 200
+soak: $(DEV)
+	$(BIN)/python tests/soak/run.py --kills $(KILLS) --out benchmarks/results/$$(date +%F)-soak.md
+	FLATOUT_FLAT_SECONDS=3600 $(BIN)/python -m pytest tests/chaos/test_chaos_flat.py
 
 # kill -9 of a random rank under torchrun, 20 times; `make test` does it twice.
 soak-ranks: $(DEV)

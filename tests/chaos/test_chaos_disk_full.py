@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from flatout.engine import checkpoint
 from flatout.runs.directory import Table, read_table
 from training import (
+    DEADLINE_SECONDS,
     Command,
     Finished,
     assert_ledger,
     assert_same_training,
     checkpoints,
     command,
+    forked,
     row_count,
     snapshot,
     start,
@@ -123,12 +126,47 @@ def test_full_at_the_last_checkpoint_is_not_a_completed_run(
     assert_same_training(run, uninterrupted)
 
 
+def _train_and_fill_after_the_last_checkpoint(config: str, folder: str) -> None:
+    from flatout.app import train_run
+    from flatout.cli.main import run
+
+    digest = train_run.state_digest
+
+    def fill_and_digest(tensors: object) -> str:
+        Disk(Path(folder)).fill(0)
+        return digest(tensors)
+
+    train_run.state_digest = fill_and_digest  # asked for once, between the last checkpoint and the last summary
+    sys.stderr = (Path(folder).parent / "said.txt").open("w")
+    sys.argv = ["flatout", "train", config, "--run", f"{folder}/run"]
+    run()
+
+
+def test_full_at_the_last_summary(work: Path, shapes: Path, disk: Disk, uninterrupted: Path) -> None:
+    """Nothing of the training is lost: the line says where the weights are, and the status is final."""
+    config, run = write_recipe(work / "tiny.yaml", shapes), disk.folder / "run"
+    with forked(_train_and_fill_after_the_last_checkpoint, str(config), str(disk.folder)) as training:
+        training.join(DEADLINE_SECONDS)
+        code = training.exitcode
+    said = (disk.folder.parent / "said.txt").read_text()
+    assert code == 1, said
+    assert "Traceback" not in said
+    assert f"its weights are safe in {run / 'checkpoints'}" in said.splitlines()[-1]
+    assert "No space left" in said.splitlines()[-1]
+    assert summary(run)["status"] == "failed"
+    assert "weights are safe" in summary(run)["cause"]
+    disk.empty()
+    assert command("train", config, "--run", run, cwd=work).code == 0
+    assert_same_training(run, uninterrupted)
+
+
 def test_full_for_records(work: Path, shapes: Path, disk: Disk, uninterrupted: Path) -> None:
     """Not a byte left: the run ends with a cause, and every row that is there is whole and counts once."""
     config, run = write_recipe(work / "tiny.yaml", shapes, checkpoint__every_steps=2), disk.folder / "run"
     failed = fill_while_training(start("train", config, "--run", run, cwd=work), run, disk, 0)
     assert failed.code == 1
     assert failed.last_line.startswith("flatout: ")
+    assert summary(run)["status"] == "failed", "said without room for a new file"
     assert (run / "steps.csv").read_bytes().endswith(b"\n")
     assert [int(row["step"]) for row in read_table(run / "steps.csv")] == list(range(1, row_count(run) + 1))
     command("runs", disk.folder, cwd=work)

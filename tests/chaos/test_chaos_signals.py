@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flatout.runs import RunDirectory
 from training import (
     DEADLINE_SECONDS,
     STEPS,
@@ -20,6 +21,7 @@ from training import (
     assert_same_training,
     checkpoints,
     command,
+    forked,
     row_count,
     start,
     summary,
@@ -80,8 +82,80 @@ def test_a_second_ctrl_c_ends_at_once(work: Path, shapes: Path) -> None:
     assert running.wait().code == 130
     assert time.monotonic() - began < step_seconds
     wait_until(lambda: not any(worker.is_running() for worker in workers), "the workers to end", 60)
-    command("runs", cwd=work)
-    assert summary(run)["status"] == "failed"
+    assert summary(run)["status"] == "stopped"
+    assert summary(run)["cause"].startswith("Ctrl-C, twice")
+    assert not RunDirectory(run).in_use()
+
+
+def _train_with_a_slow_start(config: str, folder: str) -> None:
+    from flatout.app import train_run
+    from flatout.cli.main import run
+
+    def hang(*_: object) -> None:
+        (Path(folder) / "starting").touch()
+        time.sleep(10 * DEADLINE_SECONDS)  # a listing of a large bucket
+
+    os.chdir(folder)
+    train_run.prepare_setup = hang
+    sys.stderr = open("said.txt", "w")  # noqa: SIM115
+    sys.argv = ["flatout", "train", config]
+    run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("killed_before", [False, True])
+def test_a_signal_during_the_start_leaves_no_lock_and_nothing_running(
+    work: Path, shapes: Path, number: signal.Signals, killed_before: bool
+) -> None:
+    config, run = write_recipe(work / "tiny.yaml", shapes, train__max_steps=5), work / "runs" / "tiny"
+    if killed_before:  # whose summary still says running
+        first = start("train", config, cwd=work)
+        wait_until(lambda: row_count(run) >= 1 or not first.running, "a step")
+        first.kill()
+    with forked(_train_with_a_slow_start, str(config), str(work)) as starting:
+        wait_until((work / "starting").exists, "the start")
+        assert RunDirectory(run).in_use()
+        os.kill(starting.pid, number)
+        starting.join(DEADLINE_SECONDS)
+        assert starting.exitcode == 130
+    assert "before training began" in (work / "said.txt").read_text()
+    assert not RunDirectory(run).in_use()
+    assert summary(run)["status"] == "failed" if killed_before else not run.parent.exists()
+    assert command("train", config, cwd=work).code == 0
+
+
+def test_a_second_ctrl_c_to_the_launcher_ends_its_ranks(work: Path, shapes: Path) -> None:
+    config = write_recipe(
+        work / "tiny.yaml", shapes, **DDP, device="emulated", emulated={"base_seconds": 600.0}, data__workers=0
+    )
+    run, launcher = work / "runs" / "tiny", start("train", config, cwd=work)
+    wait_until(lambda: (run / "summary.json").exists() or not launcher.running, "the run to begin")
+    ranks = launcher.children()
+    assert len(ranks) >= 2
+
+    def interrupted_again() -> bool:
+        if summary(run)["status"] == "running":
+            launcher.send(signal.SIGINT)  # two that come together are one to the process
+        return not launcher.running
+
+    wait_until(interrupted_again, "the second Ctrl-C to end the run", 60)
+    assert launcher.wait().code == 130
+    wait_until(lambda: not any(rank.is_running() for rank in ranks), "the ranks to end", 60)
+    assert summary(run)["status"] == "stopped"
+    assert not RunDirectory(run).in_use()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_ends_the_service_and_leaves_nothing(work: Path, tmp_path: Path, number: signal.Signals) -> None:
+    place = tmp_path / "flatout"
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    serving = start("serve", "--bytes", "8MB", "--threads", "1", "--json", cwd=work, environment=environment)
+    wait_until((place / "shared.sock").exists, "flatout serve")
+    serving.send(number)
+    ended = serving.wait()
+    assert ended.code == 0, ended.err
+    assert '"made"' in ended.out
+    assert not (place / "shared.sock").exists()
 
 
 def test_a_signal_before_the_first_step_stops_after_it(work: Path, shapes: Path, uninterrupted: Path) -> None:

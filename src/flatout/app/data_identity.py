@@ -67,6 +67,10 @@ class RunIdentity:
         self._told = {name: np.zeros(len(split), bool) for name, split in self._splits.items()}
         self._saved = -1  # digests in the file, as this process left it
 
+    def follow(self, run: Path) -> None:
+        """The run's directory is another one from here on, in which nothing was saved."""
+        self._path, self._saved = run / FILE, -1
+
     def accept_changes(self) -> None:
         for split in self._splits.values():
             split.origins.accepts_changes = True

@@ -1,6 +1,7 @@
 """Measure a recipe for a few seconds, here or in a process of its own; nothing is written, no run is touched."""
 
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from flatout.engine.devices import Device
 from flatout.engine.learner import Learner, build_learner
 from flatout.engine.loop import Job, Progress, StepRecord, train
 from flatout.errors import FlatoutError
+from flatout.parents import exit_with_parent
 from flatout.timeline import Recorder
 
 _FOREVER = 10**6
@@ -200,6 +202,7 @@ def _context() -> Any:
 
 
 def _child(recipe: dict[str, Any], seconds: float, synthetic: bool, answer: Connection) -> None:
+    exit_with_parent(os.getppid())
     try:
         measured = measure(recipe, seconds, synthetic)
     except (torch.OutOfMemoryError, MemoryError) as error:

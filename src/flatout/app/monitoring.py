@@ -81,6 +81,12 @@ class SystemRecords:
         if self._monitor is not None:
             self._monitor.stop()
 
+    def follow(self) -> None:
+        """The run's directory is another one now."""
+        with self._lock:
+            self._table.follow(self._directory.system)
+            self._others_table.follow(self._directory.other_gpus)
+
     def close(self) -> None:
         self.stop()
         self._table.close()
@@ -112,8 +118,8 @@ class SystemRecords:
 
     def _write(self, row: dict[str, Cell]) -> None:
         whole = {"attempt": self._attempt, **row}
-        self._table.append(whole)
         with self._lock:
+            self._table.append(whole)
             self._totals.add(whole)
 
     def _readers(self) -> dict[str, Callable[[], Reader]]:

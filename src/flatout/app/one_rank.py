@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 from flatout.app.lasting_output import outlive_readers
-from flatout.app.train_run import train_run
 from flatout.errors import FlatoutError
+from flatout.parents import exit_with_parent
 
 
 def main(folder: Path) -> None:
+    from flatout.app.train_run import train_run  # seconds, in which the launcher may end
+
     options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
     try:
         train_run(folder / "config.yaml", whole_process=True, **options)
@@ -23,5 +25,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    exit_with_parent(int(sys.argv[2]))
     outlive_readers()
     main(Path(sys.argv[1]))

@@ -195,6 +195,13 @@ class RunRecords:
             sections["network"] |= {f"link_{name}": self.link.get(name) for name in names}
         return sections
 
+    def follow(self) -> None:
+        """The run's directory is another one now."""
+        self._steps.follow(self._directory.steps)
+        self._epochs.follow(self._directory.epochs)
+        self._quarantine.follow(self._directory.quarantine)
+        self.system.follow()
+
     def close(self) -> None:
         self.system.close()
         for table in (self._steps, self._epochs, self._quarantine):

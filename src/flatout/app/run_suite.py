@@ -1,6 +1,7 @@
 """Run the experiments of a suite one after the other, each in a process of its own, and fill its table."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.config.suite import Experiment, Suite, load_suite
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
+from flatout.parents import child_environment
 from flatout.reports.suite_table import Outcome, Row, as_html, as_json, as_markdown, as_terminal, suite_rows
 from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import write_json, write_text
@@ -212,7 +214,7 @@ class _Children:
         command = [sys.executable, "-m", "flatout", "train", *arguments]
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            errors="replace", start_new_session=True,
+            errors="replace", start_new_session=True, env={**os.environ, **child_environment()},
         ) as child:  # fmt: skip
             self._running.add(child)
             if self.interrupted:  # between the last look and the start

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from flatout.app.stopping import stop_signals
 from flatout.cache.redis_address import is_local, parse_redis, redis_password
 from flatout.cost import load_catalogue
 from flatout.data.budgets import usable_cores
@@ -65,8 +66,8 @@ def serve(options: ServeOptions, quiet: bool) -> dict[str, Any]:
         )
         for line in open_to_others(beyond):
             console.print(line, markup=False)
-    signal.signal(signal.SIGTERM, lambda *_: service.reception.stop())
-    signal.signal(signal.SIGINT, lambda *_: service.reception.stop())
+    for number in stop_signals():
+        signal.signal(number, lambda *_: service.reception.stop())
     return service.run(until_empty=False)
 
 

@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from flatout.config.schema import StopConfig
+from flatout.errors import Interrupted
 from flatout.units import format_seconds, format_usd
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -18,11 +20,17 @@ def stop_signals() -> list[signal.Signals]:
     return [number for number in _NAMES if not (ignored and number is signal.SIGHUP)]
 
 
+def signal_name(number: int) -> str:
+    return _NAMES.get(signal.Signals(number), signal.Signals(number).name)
+
+
 class Signals:
     """Ctrl-C, SIGTERM and SIGHUP ask for a checkpoint and an end; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.last_words: Callable[[str], None] = lambda cause: None  # told why, before a second Ctrl-C ends it all
+        self._raises = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Signals":
@@ -37,8 +45,22 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
+            with suppress(Exception):
+                self.last_words("Ctrl-C, twice; the same command resumes from the newest checkpoint")
             os._exit(130)
         self.received = _NAMES[signal.Signals(number)]
+        if self._raises:
+            self._raises = False  # cleaning up is not interrupted
+            raise Interrupted(f"stopped by {self.received} before training began; the same command starts again")
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """While a run starts, nothing is worth a wait: a signal raises Interrupted wherever the main thread is."""
+        self._raises = bool(self._previous)
+        try:
+            yield
+        finally:
+            self._raises = False
 
 
 def is_interruption(reason: str) -> bool:

@@ -14,6 +14,7 @@ import torch
 from flatout.app.data_identity import RunIdentity
 from flatout.app.display import Display, step_figures
 from flatout.app.environment import describe_environment
+from flatout.app.host_memory import explain_memory, require_memory, tightest_limit
 from flatout.app.joining import devices_per_node, joined, needs_launch, own_place, spread
 from flatout.app.launching import launch_ranks
 from flatout.app.link_preflight import look_at_link, refuse_slow_link
@@ -55,13 +56,16 @@ from flatout.errors import (
     StorageError,
     WorkerFailed,
 )
+from flatout.parents import last_words
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import mark_failed, read_json, write_json, write_text
+from flatout.runs.directory import mark_ended, mark_failed, read_json, write_json, write_text
+from flatout.runs.rebuilding import KILLED
 from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder
 from flatout.timeline.startup import StartupClock
 
 MAX_FAILED_SAVES = 3
+_RESUMES = "the same command resumes"
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,9 @@ def train_run(
         options = {"run": str(directory.root.absolute()), "fresh": fresh, "accept_changed_data": accept_changed_data,
                    "warm_start": None if warm_start is None else str(warm_start), "quiet": quiet}  # fmt: skip
         launch_ranks(config, devices_per_node(config), directory, options)
-        return read_run(directory.root)
+        return read_finished(directory)
     with joined(config, place) as ranks, ExitStack() as stack:
+        signals = stack.enter_context(Signals())
         if config.train.precision == "auto":  # of all ranks, whatever cards they have; refused where one has it not
             precision = ranks.together(lambda: _settle_precision(config, directory, fresh or ranks.rank != 0))
             config = with_precision(config, ranks.from_main(precision))
@@ -120,26 +125,41 @@ def train_run(
             if ranks.rank == 0:
                 directory.lock()  # first: a second process is refused before it lists a dataset or builds a model
                 stack.callback(directory.unlock)
+                stack.enter_context(last_words(lambda cause: mark_failed(directory, f"{cause}; {_RESUMES}")))
                 if read_json(directory.summary).get("imported") and not fresh:
                     raise RunDirectoryError(
                         f"{directory.root} holds an imported log; choose another --run DIR, or --fresh to move it aside"
                     )
-            setup = prepare_setup(config, ranks, None if fresh else directory.root, startup)
-            begins = fresh or not checkpoint.list_saved(directory.checkpoints)
-            with startup.part("model"), _memory_explained(config):
-                learner = _new_learner(setup, warm_start if begins else None)
-                spread(learner, config, ranks.world_size)
+            with signals.at_once():
+                setup = prepare_setup(config, ranks, None if fresh else directory.root, startup)
+                begins = fresh or not checkpoint.list_saved(directory.checkpoints)
+                with startup.part("model"), _memory_explained(config):
+                    learner = _new_learner(setup, warm_start if begins else None)
+                    spread(learner, config, ranks.world_size)
             if fresh and ranks.rank == 0:
                 _set_aside(directory)
             return setup, learner
 
-        setup, learner = ranks.together(prepare)
+        try:
+            setup, learner = ranks.together(prepare)
+        except Interrupted:
+            with suppress(FlatoutError):  # what an attempt that was killed left is not running any more
+                mark_failed(directory, KILLED)
+            raise
         display = stack.enter_context(Display(quiet or ranks.rank != 0))
-        signals = stack.enter_context(Signals())
+        if ranks.rank == 0:
+            signals.last_words = lambda cause: mark_ended(directory, "stopped", cause)
         session = _Session(setup, learner, directory, display, signals, ranks, startup)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data, started)
-    return read_run(directory.root) if ranks.rank == 0 else Run.elsewhere(directory.root)
+    return read_finished(directory) if ranks.rank == 0 else Run.elsewhere(directory.root)
+
+
+def read_finished(directory: RunDirectory) -> Run:
+    """A run that ended well a moment ago."""
+    if not directory.exists:
+        raise RunFailed(f"the run ended well, but {directory.root} was deleted or moved since, weights and all")
+    return read_run(directory.root)
 
 
 def _set_aside(directory: RunDirectory) -> None:
@@ -227,6 +247,7 @@ class _Session:
         self._rates = spend_rates(setup.config.cost, load_catalogue(setup.config.cost.prices))
         self._hint = LiveHint()
         self._identity = RunIdentity(directory.root, setup.dataset)
+        self._lost_home: str | None = None  # why this run ends as soon as its weights are saved
 
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         setup, config = self._setup, self._setup.config
@@ -246,13 +267,40 @@ class _Session:
             self._records.optimizer = describe_optimizer(self._learner.optimizer)
             self._records.system.rank_interface = getattr(self._ranks, "interface", None)
             self._records.system.start(self._recorder.wall_seconds, self._say)
-            write_text(self._directory.config, dump_config(config))
-            for name, text in setup.opened.files.items():
-                write_text(self._directory.root / name, text)
-            write_json(self._directory.environment, describe_environment(setup.device, config))
+            self._write_facts()
             attempt = Attempt(self._directory.root, config, self._records.attempt, resumed.progress.step + 1)
             self._trackers.start(attempt)
         self._train(self._learner, resumed.progress)
+
+    def _write_facts(self) -> None:
+        """What a run directory holds from the beginning."""
+        write_text(self._directory.config, dump_config(self._setup.config))
+        for name, text in self._setup.opened.files.items():
+            write_text(self._directory.root / name, text)
+        write_json(self._directory.environment, describe_environment(self._setup.device, self._setup.config))
+
+    def _keep_home(self, step: int) -> bool:
+        """Before anything is written by its name: is the run's directory still the one it was? Where it is not, what
+        this process knows is written anew, and True returned: a checkpoint has to follow."""
+        fate, before = self._directory.fate(), self._directory.root
+        if fate == "here" or not isinstance(self._records, RunRecords):
+            return False
+        self._directory.find_again()
+        self._records.follow()
+        self._identity.follow(self._directory.root)
+        self._recorder.follow(self._directory.spans / "rank0.jsonl")
+        self._write_facts()
+        now = self._directory.root
+        if fate == "deleted":
+            self._say(f"WARNING: {before} was deleted while training; found at step {step} and written anew, with all "
+                      "records that were open, but without its older checkpoints")  # fmt: skip
+        else:
+            what = f"moved to {now}" if fate == "moved" else "replaced by another one, which is left alone"
+            self._lost_home = (
+                f"the run directory {before} was {what} while training; weights and records up to step {step} are in "
+                f"{now}: --run {now} resumes"
+            )
+        return True
 
     def _resume_point(self, accept_changed_data: bool) -> tuple[Resumed | None, list[str]]:
         """Rank 0's disk decides."""
@@ -274,6 +322,8 @@ class _Session:
             notes = _restore(self._learner, resumed, warm_start)
         if self._ranks.rank == 0:
             _require_space(self._directory, self._learner)
+        if self._setup.device.kind == "cpu":
+            require_memory(2 * _weight_bytes(self._learner), self._setup.config.model.name, tightest_limit())
         return notes
 
     def close(self) -> None:
@@ -311,14 +361,32 @@ class _Session:
                 raise
             raise cause from None
         with self._recorder.span("other"):
-            digest = state_digest(finite_tensors(learner, job.progress.step, keep=self._ranks.rank == 0))
-            self._summarise("completed" if job.stopped is None else "stopped", job.stopped, job, digest)
+            self._conclude(learner, job)
         if job.stopped is not None and is_interruption(job.stopped):
             if self._ranks.rank != 0:
                 raise EndedBySomeRank(job.stopped, Interrupted.exit_code, quiet=True)
             raise Interrupted(f"stopped by {job.stopped}")
 
-    def _explained(self, error: BaseException, job: Job) -> RunFailed | None:
+    def _conclude(self, learner: Learner, job: Job) -> None:
+        """The last summary. Training is over and saved: what goes wrong here says so."""
+        tensors = finite_tensors(learner, job.progress.step, keep=self._ranks.rank == 0)
+        try:
+            if self._keep_home(job.progress.step):
+                self._write_checkpoint(tensors, job.progress)
+            self._summarise("completed" if job.stopped is None else "stopped", job.stopped, job, state_digest(tensors))
+        except (OSError, NoSpace) as error:
+            cause = (
+                f"training ended at step {job.progress.step} and its weights are safe in "
+                f"{self._directory.checkpoints}, but the last records could not be written: {error}; free some space, "
+                "then the same command writes them"
+            )
+            with suppress(OSError):
+                mark_failed(self._directory, cause)
+            raise RunFailed(cause) from None
+        if self._lost_home is not None:
+            self._say(f"WARNING: {self._lost_home}")
+
+    def _explained(self, error: BaseException, job: Job) -> FlatoutError | None:
         """What a user can do about an error of torch or the system; None for a bug."""
         if isinstance(self._ranks, Ranks) and (blamed := self._ranks.explain(error)) is not None:
             return RunFailed(f"training ended after step {job.progress.step}: {blamed}; the same command resumes")
@@ -329,12 +397,28 @@ class _Session:
                 f"the device ran out of memory with data.{key} = {size}: {str(error).splitlines()[0]}; "
                 f"try data.{key}={max(1, size // 2)}, train.checkpointing=true, or train.accumulate=2"
             )
+        if (short := explain_memory(error, f"after step {job.progress.step}, with data.{key} = {size}")) is not None:
+            return short
+        if isinstance(error, FileNotFoundError) and self._directory.fate() != "here":
+            return RunFailed(self._homeless(job))
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return RunFailed(
                 f"no room for the records of {self._directory.root} after step {job.progress.step}: {error.strerror}; "
                 "free some space, then the same command resumes from the newest checkpoint"
             )
         return None
+
+    def _homeless(self, job: Job) -> str:
+        """A record found no directory between two checkpoints."""
+        before, step = self._directory.root, job.progress.step
+        self._keep_home(step)
+        saved = isinstance(self._ranks, Alone)
+        if saved:
+            self._write_checkpoint(finite_tensors(self._learner, step, keep=True), job.progress)
+        return self._lost_home or (
+            f"the run directory {before} was deleted while training; what is known of the run was written anew after "
+            f"step {step}, {'with' if saved else 'without'} its weights; {_RESUMES if saved else 'start it again'}"
+        )
 
     def _job(self, learner: Learner, progress: Progress) -> Job:
         setup, config = self._setup, self._setup.config
@@ -406,6 +490,7 @@ class _Session:
                 self._show(job, record)
             else:
                 self._hear_of_others()
+                self._keep_home(job.progress.step)
                 self._records.epoch(record)
                 self._trackers.epoch(record)
                 self._say_once_if_stage_is_full()
@@ -483,23 +568,29 @@ class _Session:
         return stages
 
     def _save(self, learner: Learner, progress: Progress) -> None:
+        tensors = finite_tensors(learner, progress.step, keep=self._ranks.rank == 0)
+        if isinstance(self._ranks, Ranks):
+            save_own(self._ranks, learner, self._directory.checkpoints, progress.step)
+        if self._ranks.rank != 0:
+            return
+        self._keep_home(progress.step)
+        self._write_checkpoint(tensors, progress)
+        if self._lost_home is not None:
+            raise RunFailed(self._lost_home)
+
+    def _write_checkpoint(self, tensors: Mapping[str, torch.Tensor], progress: Progress) -> None:
         config, folder = self._setup.config, self._directory.checkpoints
         metric = progress.metrics.get(config.checkpoint.metric) if progress.batch_index == 0 else None
-        tensors = finite_tensors(learner, progress.step, keep=self._ranks.rank == 0)
         state = {
             "progress": vars(progress),
             "metric": metric,
-            "precision": learner.precision.scalars(),
+            "precision": self._learner.precision.scalars(),
             "data_fingerprint": self._setup.dataset.fingerprint,
             "samples": {"train": len(self._setup.dataset.train)},
             "classes": list(self._setup.dataset.classes),  # in the order of their labels: what the outputs mean
             "attempt": self._records.attempt,
             "global_batch": self._setup.opened.global_batch,
         }
-        if isinstance(self._ranks, Ranks):
-            save_own(self._ranks, learner, folder, progress.step)
-        if self._ranks.rank != 0:
-            return
         self._identity.save()
         try:
             checkpoint.save(folder, progress.step, tensors, state)
@@ -516,9 +607,14 @@ class _Session:
             self._ranks.tell_failure(cause)
         if self._main_is_gone():
             mark_failed(self._directory, cause)
-        with suppress(OSError):
+        try:
+            self._keep_home(job.progress.step)
             self._records_failures()
             self._summarise("failed", cause, job)
+        except (OSError, MemoryError):  # no room: at least how it ended is said
+            with suppress(OSError):
+                if self._ranks.rank == 0:
+                    mark_failed(self._directory, cause)
 
     def _main_is_gone(self) -> bool:
         return isinstance(self._ranks, Ranks) and self._ranks.rank == 1 and self._ranks.main_is_gone
@@ -565,6 +661,11 @@ def _memory_explained(config: Config) -> Iterator[None]:
             f"{config.model.width:g}) and its optimizer alone: {str(error).splitlines()[0]}; use a smaller model, "
             "parallel.mode=fsdp on several devices, or end what else uses this one"
         ) from None
+    except (MemoryError, RuntimeError, OSError) as error:
+        when = f"before the first step, with {config.model.name} (model.width = {config.model.width:g}) alone"
+        if (short := explain_memory(error, when)) is None:
+            raise
+        raise short from None
 
 
 def prepare_compute(config: Config, device: Device) -> None:
@@ -611,8 +712,11 @@ def _restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) 
 
 def _require_space(directory: RunDirectory, learner: Learner) -> None:
     """Room for two checkpoints (the optimizer may still grow to twice the weights), before the first step."""
-    weights = sum(value.nbytes for value in learner.model.state_dict().values())
-    checkpoint.require_space(directory.root, 3 * weights)
+    checkpoint.require_space(directory.root, 3 * _weight_bytes(learner))
+
+
+def _weight_bytes(learner: Learner) -> int:
+    return sum(value.nbytes for value in learner.model.state_dict().values())
 
 
 def _epoch_line(epoch: int, epochs: int, train_loss: float | None, metrics: Mapping[str, float]) -> str:

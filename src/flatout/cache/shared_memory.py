@@ -18,6 +18,8 @@ from flatout.cache.bundle import check_bundle
 from flatout.errors import BadBundle, NoSpace
 from flatout.units import format_bytes
 
+_SHM = Path("/dev/shm")  # noqa: S108 (private files and folders are made there)
+_MOST_MAPPED = 256  # each mapping holds a descriptor: a thousand small batches would be more than a process may have
 _LOOK_EVERY = 16  # new mappings: looking for files that are gone takes longer the more there are
 
 
@@ -49,11 +51,14 @@ class MappedStore:
 
     def _view(self, number: int, writable: bool = False) -> memoryview:
         with self._lock:
-            mapped = self._mapped.get((number, writable))
+            mapped = self._mapped.pop((number, writable), None)
             if mapped is None:
                 if len(self._mapped) % _LOOK_EVERY == 0:
                     self._drop_removed()
-                mapped = self._mapped[number, writable] = _map(self._folder / str(number), writable)
+                while len(self._mapped) >= _MOST_MAPPED:
+                    del self._mapped[next(iter(self._mapped))]
+                mapped = _map(self._folder / str(number), writable)
+            self._mapped[number, writable] = mapped  # the last one used is the last one
         return memoryview(mapped)
 
     def _drop_removed(self) -> None:
@@ -112,9 +117,26 @@ class OwnedStore(MappedStore):
 
 
 def shared_root() -> Path:
-    """Where a user's shared batches live: memory where there is /dev/shm, else the temporary folder."""
-    base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()  # noqa: S108 (a folder of mode 0700 there)
-    return Path(base) / f"flatout-{os.getuid()}"
+    """Where a user's shared batches live."""
+    return memory_folder() / f"flatout-{os.getuid()}"
+
+
+def memory_folder() -> Path:
+    """For files that are mapped: memory where /dev/shm can be written to, else the temporary folder."""
+    return _SHM if _is_usable(_SHM) else Path(tempfile.gettempdir())
+
+
+def memory_note() -> str | None:
+    """What is said where it is not memory."""
+    if _is_usable(_SHM):
+        return None
+    return (
+        f"{_SHM} {'cannot be written to' if _SHM.is_dir() else 'is missing'}: buffers are mapped from {memory_folder()}"
+    )
+
+
+def _is_usable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def free_bytes(root: Path) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import typer
 
 from flatout.errors import FlatoutError
+from flatout.parents import exit_with_parent, stop_with_parent
 
 app = typer.Typer(
     name="flatout",
@@ -34,6 +35,9 @@ def run() -> Any:
         # before torch is loaded: compute threads spin for 10 ms while they wait for each other, and on a host whose
         # cores others use too the one that is waited for gets none: steps took 30 times as long (OMP's default)
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun, which waits for it
+        exit_with_parent(os.getppid())
+    stop_with_parent()
     outlive_readers()
     register()
     try:
@@ -47,6 +51,7 @@ def run() -> Any:
         sys.exit(130)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
+            _say_if_out_of_memory(error)
             raise
         usage: Any = error
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
@@ -54,6 +59,19 @@ def run() -> Any:
             sys.exit(usage.exit_code)
         command = usage.ctx.command_path if getattr(error, "ctx", None) else "flatout"
         _say_and_exit(f"{usage.format_message().rstrip('.')}; see {command} --help", usage.exit_code)
+
+
+def _say_if_out_of_memory(error: Exception) -> None:
+    if not isinstance(error, MemoryError | OSError | RuntimeError | ImportError):
+        return
+    try:
+        from flatout.app.host_memory import explain_start
+
+        said = explain_start(error)
+    except (MemoryError, ImportError):  # not even enough to say how much
+        said = "not enough memory to start; raise ulimit -v or the memory of the container to 1 GB at least"
+    if said is not None:
+        _say_and_exit(said, 1)
 
 
 def _say_and_exit(message: str, exit_code: int) -> NoReturn:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from flatout.cache.sample_log import SampleLog
+from flatout.cache.shared_memory import memory_note
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
 from flatout.data.budgets import fit_batches, memory_budget_bytes, usable_cores
@@ -199,6 +200,7 @@ def open_loader(
             control = WorkerControl(pool, usable_cores(), most, prefetch_for)
     else:
         pool = ProcessPool(recipe, workers, memory)
+        notes.append(memory_note())
     loader = Loader(
         recipe,
         pool,

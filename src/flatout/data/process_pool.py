@@ -23,12 +23,14 @@ from multiprocessing.connection import Connection, wait
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.cache.shared_memory import memory_folder
 from flatout.data.batch import Prepared
 from flatout.data.host_memory import PAGEABLE, HostMemory
 from flatout.data.pools import Buffers, Key, late
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.readers import store_counters
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
+from flatout.parents import child_environment, exit_with_parent
 from flatout.units import format_bytes
 
 MAX_DEATHS = 3  # of workers on the same sample or batch
@@ -45,7 +47,7 @@ class _Worker:
         self.tasks: deque[tuple[Key, int]] = deque()
         self.received = 0
         # a file without a name: the mapping keeps it alive, and nothing is left behind after a kill -9
-        with tempfile.TemporaryFile(dir=_shared_folder(), buffering=0) as file:
+        with tempfile.TemporaryFile(dir=memory_folder(), buffering=0) as file:
             fd = file.fileno()
             _allocate(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
             self.memory = mmap.mmap(fd, _HEADER_BYTES + _SLOTS * buffer_bytes)
@@ -55,7 +57,7 @@ class _Worker:
                 [sys.executable, "-m", "flatout.data.process_pool", str(theirs.fileno()), str(fd)],
                 pass_fds=(theirs.fileno(), fd),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **child_environment()},
                 start_new_session=True,  # Ctrl-C is for the trainer, which then closes its workers
             )
             theirs.close()
@@ -179,16 +181,12 @@ class ProcessPool:
         self._workers.append(_Worker(self._recipe, self._buffer_bytes))
 
 
-def _shared_folder() -> str | None:
-    return "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 (mkstemp makes a private file there)
-
-
 def _allocate(fd: int, count: int) -> None:
     try:
         os.posix_fallocate(fd, 0, count)
     except OSError as error:
         raise NoSpace(
-            f"no room for a loader buffer of {format_bytes(count)} in {_shared_folder() or 'the temporary folder'}: "
+            f"no room for a loader buffer of {format_bytes(count)} in {memory_folder()}: "
             f"{error.strerror}; use fewer data.workers, a smaller data.batch_size, or data.worker_kind=thread"
         ) from None
 
@@ -236,6 +234,7 @@ def _answer(
 
 
 def main() -> None:
+    exit_with_parent()  # the end of the connection is not seen in the midst of a read that hangs
     connection = Connection(int(sys.argv[1]))
     fd = int(sys.argv[2])
     memory = mmap.mmap(fd, os.fstat(fd).st_size)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import Any, AnyStr, Literal
 
 from flatout.errors import RunDirectoryError
 
@@ -22,6 +22,9 @@ STEP_COLUMNS = (
 EPOCH_COLUMNS = ("attempt", "epoch", "step", "samples", "train_loss", "learning_rate", "time_unix")
 QUARANTINE_COLUMNS = ("split", "sample_id", "name", "reason")
 
+Fate = Literal["here", "deleted", "moved", "replaced"]
+"""Of a run directory in mid-run. Emptied is deleted; replaced: another directory or another process has its name."""
+
 CLASSES_FILE = "classes.json"
 """The names of the classes in the order of their labels; not there where labels are not classes."""
 
@@ -30,6 +33,12 @@ class RunDirectory:
     """Paths of one run, and the lock that keeps a second process out."""
 
     def __init__(self, root: Path) -> None:
+        self._lock: int | None = None
+        self._home: int | None = None  # the directory itself, open: its number is not given to another one meanwhile
+        self._made: list[Path] = []  # folders that were not there before
+        self._settle(root)
+
+    def _settle(self, root: Path) -> None:
         self.root = root
         self.config = root / "config.yaml"
         self.environment = root / "env.json"
@@ -46,8 +55,6 @@ class RunDirectory:
         self.spans = root / "spans"
         self.checkpoints = root / "checkpoints"
         self._lock_path = root / "lock"
-        self._lock: int | None = None
-        self._made: list[Path] = []  # folders that were not there before
 
     @property
     def exists(self) -> bool:
@@ -61,6 +68,7 @@ class RunDirectory:
                 self.root.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):  # a command that was refused removed the directory just now
                     self._lock = _locked(self._lock_path)
+            self._home = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self._remove_made()
             raise RunDirectoryError(
@@ -78,8 +86,44 @@ class RunDirectory:
             if os.listdir(self.root) == [self._lock_path.name]:
                 self._lock_path.unlink()
                 self._remove_made()
-        os.close(self._lock)
-        self._lock = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for fd in (self._lock, self._home):
+            if fd is not None:
+                os.close(fd)
+        self._lock = self._home = None
+
+    def fate(self) -> Fate:
+        """What became of the directory since it was locked."""
+        if self._lock is None or self._home is None or _same(self._lock, self._lock_path):
+            return "here"
+        if self._lock_path.exists():
+            return "replaced"
+        if _same(self._home, self.root):
+            return "here" if self.config.exists() else "deleted"
+        if self.config.exists() or (self.root.exists() and not self.root.is_dir()):
+            return "replaced"
+        return "deleted" if self._moved_to() is None else "moved"
+
+    def find_again(self) -> None:
+        """After a fate: the same place, where it was deleted; where it is now; or a new place beside the other one."""
+        fate, moved_to = self.fate(), self._moved_to()
+        if fate == "moved" and moved_to is not None:
+            self._settle(moved_to)
+            return
+        self._let_go()
+        if fate == "replaced":
+            self._settle(self.root.with_name(f"{self.root.name}-kept-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
+        self.lock()
+
+    def _moved_to(self) -> Path | None:
+        """Where the open directory is now; None where it is nowhere any more, or the system does not say."""
+        with suppress(OSError):
+            path = Path(os.readlink(f"/proc/self/fd/{self._home}"))
+            if self._home is not None and _same(self._home, path):
+                return path
+        return None
 
     def _remove_made(self) -> None:
         for folder in self._made:
@@ -111,6 +155,12 @@ class RunDirectory:
                     ) from None
                 return target
         raise RunDirectoryError(f"cannot move {self.root} aside: too many older copies beside it")
+
+
+def _same(fd: int, path: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    return False
 
 
 def _locked(path: Path) -> int | None:
@@ -149,6 +199,14 @@ class Table:
             self._widen(new)
         self._write([cell(row.get(name)) for name in self._columns])
 
+    def follow(self, path: Path) -> None:
+        """To be found at `path` from now on. Rows of a file that was deleted while it was open are still to be read."""
+        if self._file is not None and not path.exists():
+            kept = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
+            path.write_bytes(kept)
+        self.close()
+        self._path = path
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -159,10 +217,10 @@ class Table:
         if self._path.exists() and self._path.stat().st_size:
             with self._path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
                 self._columns = next(csv.reader(file))
-            self._file = self._path.open("ab", buffering=0)
+            self._file = self._path.open("ab+", buffering=0)
             return
         self._columns += [name for name in row if name not in self._columns]
-        self._file = self._path.open("ab", buffering=0)
+        self._file = self._path.open("ab+", buffering=0)
         self._write(self._columns)
 
     def _widen(self, new: list[str]) -> None:
@@ -173,7 +231,7 @@ class Table:
         text = io.StringIO(newline="")
         csv.writer(text).writerows([self._columns, *([row.get(name, "") for name in self._columns] for row in rows)])
         write_text(self._path, text.getvalue())
-        self._file = self._path.open("ab", buffering=0)
+        self._file = self._path.open("ab+", buffering=0)
 
     def _write(self, cells: list[Any]) -> None:
         assert self._file is not None
@@ -253,11 +311,31 @@ def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
-def mark_failed(directory: RunDirectory, cause: str) -> None:
-    """For whoever is left when the process that writes the summary is gone; what is final stays."""
+def mark_ended(directory: RunDirectory, status: str, cause: str) -> None:
+    """For whoever is left when the summary cannot be written as usual; what is final stays."""
     summary = read_json(directory.summary)
-    if summary.get("status") == "running":
-        write_json(directory.summary, {**summary, "status": "failed", "cause": cause})
+    if summary.get("status") != "running":
+        return
+    ended = {**summary, "status": status, "cause": cause}
+    try:
+        write_json(directory.summary, ended)
+    except OSError:  # a full disk: without its indentation the text fits where the old one is
+        _overwrite(directory.summary, json.dumps(ended))
+
+
+def mark_failed(directory: RunDirectory, cause: str) -> None:
+    mark_ended(directory, "failed", cause)
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """In place, without a new block of the disk. Only where `write_text` cannot be had: a kill leaves half a file."""
+    data = text.encode("utf-8", "surrogateescape")
+    with path.open("r+b") as file:
+        room = os.fstat(file.fileno()).st_size
+        if len(data) < room:
+            file.write(data.ljust(room - 1) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_json(path: Path) -> dict[str, Any]:

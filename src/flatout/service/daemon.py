@@ -290,7 +290,8 @@ def main() -> None:
         sys.exit(0)  # another one was quicker: the job finds it
     except FlatoutError as error:
         sys.exit(str(error))
-    signal.signal(signal.SIGTERM, lambda *_: service.reception.stop())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: service.reception.stop())
     service.run(until_empty=True)
 
 

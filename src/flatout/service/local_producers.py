@@ -10,6 +10,7 @@ import time
 
 from flatout.data.budgets import usable_cores
 from flatout.errors import ServiceUnavailable
+from flatout.parents import child_environment
 from flatout.service.coordinator import Coordinator
 from flatout.service.messages import Done, Equip, Failed, Joined
 from flatout.service.stores import StoreAccess
@@ -69,7 +70,8 @@ class LocalProducers:
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [sys.executable, "-m", "flatout.service.producer", str(theirs.fileno()), str(self._threads)],
-            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **child_environment()},
         )  # fmt: skip
         self._running[number] = process
         theirs.close()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout.cache.batch_store import BatchStore
+from flatout.cache.shared_memory import memory_note
 from flatout.config.schema import DataConfig
 from flatout.data.host_memory import memory_for
 from flatout.data.loader import Loader, open_loader, with_raw_shape
@@ -56,6 +57,8 @@ def open_shared_loader(
         recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder=recorder
     )
     loader.notes = tuple(pool.notes) or (f"shared: alone for now, {pool.use.last_trouble}",)
+    if config.shared == "auto" and (note := memory_note()) is not None:
+        loader.notes += (note,)
     return loader, pool
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from flatout.cache.batch_store import BatchStore
 from flatout.cache.bundle import SUM_EVERY, payload, write_bundle
 from flatout.errors import FlatoutError, ServiceUnavailable
+from flatout.parents import exit_with_parent
 from flatout.service.messages import Done, Equip, Failed, Joined, Message, Produce
 from flatout.service.policy import SMALL_SECONDS
 from flatout.service.specs import AnotherDataset, Preparer, batch_key, open_preparer
@@ -151,6 +152,7 @@ class _Process:
 
 
 def main() -> None:
+    exit_with_parent()
     fd, threads = sys.argv[1:]
     wire = Wire(socket.socket(fileno=int(fd)))
     with suppress(ServiceUnavailable):

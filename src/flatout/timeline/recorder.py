@@ -93,7 +93,7 @@ class Recorder:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             torn = _ends_in_a_torn_line(self._path)
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = self._path.open("a+", encoding="utf-8")  # read again only by follow()
             if torn:  # by a kill: the header must not become its end
                 self._file.write("\n")
             header: dict[str, Any] = {"attempt": self._attempt, "started_unix": time.time() - age_seconds}
@@ -102,6 +102,17 @@ class Recorder:
         self._stack.append(("startup", self._origin))
         self._inner.append(0.0)
         return self
+
+    def follow(self, path: Path) -> None:
+        """To be found at `path` from now on, with what was written so far, even if the file was deleted meanwhile."""
+        if self._file is not None and not path.exists():
+            self._file.seek(0)
+            kept = self._file.read()
+            self._file.close()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+", encoding="utf-8")
+            self._file.write(kept)
+        self._path = path
 
     def end_startup(self) -> None:
         """Called once before the first batch is asked for."""

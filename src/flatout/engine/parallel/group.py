@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from flatout.engine.parallel.place import Place
 from flatout.errors import ConfigError, RunFailed
 
+_LAUNCHER_SECONDS = 15.0
 _JOIN_SECONDS = 300.0  # until the last rank has started; a node may still be booting
 
 
@@ -27,7 +28,7 @@ class Group:
         self.backend = backend
         deadline = timedelta(seconds=collective_seconds)
         hosts_store = place.rank == 0 and not place.launcher_keeps_store
-        store = TCPStore(place.master_address, place.master_port, None, hosts_store, timedelta(seconds=_JOIN_SECONDS))
+        store = _connect(place, hosts_store)
         self.store = PrefixStore(f"flatout/{place.attempt}", store)
         if card is not None:
             require_own_card(self.store, place, card[1])
@@ -104,6 +105,20 @@ def require_own_card(store: Store, place: Place, uuid: str) -> None:
                 f"ranks {', '.join(same)} would share one GPU ({card.replace(' ', ' of ', 1)}); give each its own: one "
                 "visible GPU for each task, or all of them for every task, and parallel.devices at most that many"
             )
+
+
+def _connect(place: Place, hosts_store: bool) -> TCPStore:
+    """A launcher's store was there before the ranks were: where it does not answer, the launcher is gone."""
+    seconds = _LAUNCHER_SECONDS if place.launcher_keeps_store else _JOIN_SECONDS
+    try:
+        store = TCPStore(place.master_address, place.master_port, None, hosts_store, timedelta(seconds=seconds))
+    except dist.DistError as error:
+        raise RunFailed(
+            f"the ranks cannot meet at {place.master_address}:{place.master_port} within {seconds:.0f} s: "
+            f"{str(error).splitlines()[0]}; was the launcher ended, or is the address of another network?"
+        ) from None
+    store.set_timeout(timedelta(seconds=_JOIN_SECONDS))
+    return store
 
 
 class Gathering:
