@@ -4,6 +4,7 @@
  *   header.c   which JPEGs are ours, decided from the bytes before libjpeg sees them
  *   decode.c   libjpeg-turbo, decoding only the rows and columns of a box
  *   huffman.c  a faster baseline entropy decoder, plugged into libjpeg
+ *   skim.c     which passes over large parts of a scan, several stretches at once
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
  *   arena.c    decoded pictures that are kept, filled by several threads
