@@ -118,6 +118,7 @@ typedef struct {
     int64_t capacity, rows;
     arena_row *index;
     int64_t *used; /* bytes of the pixels that are taken */
+    int64_t *small_stretches; /* of 2 MiB, before a huge page is tried again */
     int fd;        /* of the file that the pixels are a mapping of, through which they are written; -1: memory */
 } arena;
 
