@@ -140,8 +140,9 @@ static bool same_when_kept(const slice *s, blob b, const uint8_t *planes, const 
     size_t bytes = 2 * 3 * (size_t)s->size * (size_t)s->size, picture = 3 * (size_t)header->width * (size_t)header->height;
     if (picture > 1 << 20) return true;
     arena_row index[3] = {0};
-    int64_t used = 0, rows[2] = {2, draw(2) ? 2 : 0}, capacity = (int64_t)(picture * draw(3) + draw(100));
-    arena a = {.pixels = malloc((size_t)capacity + 1), .capacity = capacity, .rows = 3, .index = index, .used = &used, .fd = -1};
+    int64_t used = 0, small_stretches = 0, rows[2] = {2, draw(2) ? 2 : 0}, capacity = (int64_t)(picture * draw(3) + draw(100));
+    arena a = {.pixels = malloc((size_t)capacity + 1), .capacity = capacity, .rows = 3, .index = index,
+               .used = &used, .small_stretches = &small_stretches, .fd = -1};
     int32_t status[2] = {99, 99};
     slice kept = *s;
     kept.out = malloc(bytes), kept.status = status, kept.keep = &a, kept.keep_rows = rows;

@@ -18,7 +18,16 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src/flatout/data"
-SANITIZE = ["-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SMALL = ["-DSEGMENT_BYTES=64", "-DLEAST_SKIMMED_BYTES=1"]  # pictures this small are not skimmed otherwise
+SANITIZE = [
+    *SMALL,
+    "-std=gnu11",
+    "-O1",
+    "-g",
+    "-ffp-contract=off",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+]
 
 
 def corpus() -> list[bytes]:

@@ -45,7 +45,7 @@ class Arena:
         self._index = index
         index["end"][index["end"] < 0] = 0  # a process was killed in the middle of these
         self._words = index.view(np.int64).reshape(rows, 2)  # the same, faster to gather: end; height, width
-        self._used = index["end"].max(initial=0, keepdims=True).astype(np.int64)
+        self._used = np.array([index["end"].max(initial=0), 0], np.int64)  # the second is the compiled code's own
         self._lock = threading.Lock()
         self._file_lock = lock
 

@@ -192,7 +192,7 @@ static void give_back(borrowed *b) {
     PyMem_Free(b->fds);
 }
 
-/* An arena as Python has it: pixels, index (int64 pairs), bytes used (one int64), and None or their file. */
+/* An arena as Python has it: pixels, index (int64 pairs), bytes used (and one more int64, ours), and None or their file. */
 static bool borrow_arena(PyObject *tuple, Py_buffer views[3], arena *a) {
     PyObject *pixels, *index, *used, *file;
     int fd = -1;
@@ -202,12 +202,13 @@ static bool borrow_arena(PyObject *tuple, Py_buffer views[3], arena *a) {
     if (pixels == Py_None || index == Py_None || used == Py_None)
         return fail(PyExc_TypeError, "pixels, index and bytes used cannot be None");
     if (!lock(pixels, &views[0], "pixels", "B", -1, true) || !lock(index, &views[1], "index", "lq", -1, true) ||
-        !lock(used, &views[2], "bytes used", "lq", 1, true))
+        !lock(used, &views[2], "bytes used", "lq", 2, true))
         return false;
     if (views[1].itemsize != 8 || views[2].itemsize != 8)
         return fail(PyExc_TypeError, "index and bytes used must be int64");
     *a = (arena){.pixels = views[0].buf, .capacity = views[0].len, .index = views[1].buf,
-                 .rows = views[1].len / (Py_ssize_t)sizeof *a->index, .used = views[2].buf, .fd = fd};
+                 .rows = views[1].len / (Py_ssize_t)sizeof *a->index, .used = views[2].buf,
+                 .small_stretches = (int64_t *)views[2].buf + 1, .fd = fd};
     return true;
 }
 

@@ -17,11 +17,11 @@ from flatout.config.loading import load_config as load_config
 from flatout.config.schema import DataConfig, ViewConfig
 from flatout.data import prepare as prepare_module
 from flatout.data.dataset import Split
-from flatout.data.decode import native
+from flatout.data.decode import decode_pixels, native
 from flatout.data.draws import draw
 from flatout.data.loader import open_loader
 from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.pixels import choose_shrink, decode_scaled, place_shrunk, shrink_box
+from flatout.data.pixels import choose_shrink, decode_scaled, place, place_shrunk, shrink_box
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.tiers import choose_cache
 from flatout.data.views import SHIPPED, resolve_view
@@ -111,6 +111,40 @@ def test_compiled_and_pillow_are_equal_to_the_byte(name: str, side: int) -> None
         expected = np.zeros((3, side, side), np.uint8)
         place_shrunk(decode_scaled(data, geometry[slot], side), geometry[slot], side, expected)
         assert np.array_equal(out[slot], expected)
+
+
+def skimmed() -> dict[str, bytes]:
+    """Large enough that what lies above a crop is passed over in several stretches at once (native/skim.c)."""
+    image, noise = photo(9, 1200, 1000), np.random.default_rng(0).integers(0, 256, (500, 600, 3), np.uint8)
+    return {
+        "420": encoded(image, quality=97, subsampling=2),
+        "411": simplejpeg.encode_jpeg(np.asarray(image), 97, "RGB", "411"),
+        "own tables": encoded(image, quality=97, subsampling=0, optimize=True),
+        "grey": encoded(image.convert("L"), quality=98),
+        "full blocks": encoded(noise, quality=100, subsampling=0),  # that no end code follows
+        "flat": encoded(
+            np.where(np.arange(1000)[:, None, None] < 500, 99, np.asarray(image)), quality=97, subsampling=2
+        ),
+    }
+
+
+@pytest.mark.skipif(native is None, reason="the optional extension is not built")
+@pytest.mark.parametrize("name", skimmed())
+@pytest.mark.parametrize("side", [20, 200])
+def test_large_pictures_are_equal_to_the_byte_too(name: str, side: int) -> None:
+    data, geometry = skimmed()[name], draw(SCALED, 0, 0, np.arange(12)).geometry
+    assert len(data) > 200_000
+    scaled, exact = (np.zeros((12, 3, side, side), np.uint8) for _ in range(2))
+    for out, is_scaled in ((scaled, True), (exact, False)):
+        status = np.ones(12, np.int32)
+        native.load_slice([data] * 12, None, geometry, side, 0, out, status, None, is_scaled)
+        assert not status.any()
+    pixels, expected = decode_pixels(data), np.zeros((3, side, side), np.uint8)
+    for slot in range(12):
+        place_shrunk(decode_scaled(data, geometry[slot], side), geometry[slot], side, expected)
+        assert np.array_equal(scaled[slot], expected)
+        place(pixels, geometry[slot], side, expected)
+        assert np.array_equal(exact[slot], expected)
 
 
 def test_a_scaled_crop_shows_what_the_exact_one_shows(split: Split) -> None:

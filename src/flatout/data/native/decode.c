@@ -126,8 +126,11 @@ static int crop_columns(decoder *d, box wanted, int shrink) {
     if (first < 0) first = 0;
     JDIMENSION x = (JDIMENSION)first, w = (JDIMENSION)(last - first);
     jpeg_crop_scanline(cinfo, &x, &w); /* moves x down to an MCU */
-    unsigned mcu_width = (unsigned)(DCTSIZE / shrink * (cinfo->num_components == 1 ? 1 : cinfo->max_h_samp_factor));
-    huffman_keep(&d->huffman, x / mcu_width, (x + w - 1) / mcu_width);
+    bool one = cinfo->num_components == 1;
+    unsigned mcu_width = (unsigned)(DCTSIZE / shrink * (one ? 1 : cinfo->max_h_samp_factor));
+    unsigned mcu_height = (unsigned)(DCTSIZE / shrink * (one ? 1 : cinfo->max_v_samp_factor));
+    huffman_keep(&d->huffman, cinfo, x / mcu_width, (x + w - 1) / mcu_width, (unsigned)wanted.y / mcu_height,
+                 (unsigned)(wanted.y + wanted.h - 1) / mcu_height);
     return (int)x;
 }
 

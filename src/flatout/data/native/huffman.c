@@ -11,7 +11,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "huffman.h"
+#include "huffman_codes.h"
 
 #if __has_include(<jpegint.h>)
 #include <jpegint.h>
@@ -22,25 +22,10 @@
 #define SCALED_BLOCK_SIDE(component) ((component)->DCT_scaled_size)
 #endif
 
-/* longest possible MCU: 10 blocks x 64 symbols x (16 + 15) bits, read past the end before we notice */
-#define STREAM_PADDING 2560
-
-static const uint8_t natural_order[64 + 16] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
-    6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31,
-    39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63 /* a run past the end of a corrupt block */
-};
-
-/* A look-up entry says how to take a coefficient apart without a branch:
- *   bits 0-5 length of code and value together, 8-13 length of the code, 16-21 64 - length of the value, 24-31 step
- * SPECIAL entries have the symbol in bits 24-31: codes longer than the look-up (code length 0), end of block, runs
- * of 16 zeros, and differences of 0. */
-#define SPECIAL 0x80
-#define TOTAL_LENGTH(entry) ((int)((entry) & 63))
-#define CODE_LENGTH(entry) ((int)((entry) >> 8 & 63))
-#define VALUE_SHIFT(entry) ((int)((entry) >> 16 & 63))
-#define STEP(entry) ((int)((entry) >> 24))
+#ifndef LEAST_SKIMMED_BYTES
+#define LEAST_SKIMMED_BYTES 65536 /* fewer take less time than the tables */
+#endif
+#define MOST_MARKED_BYTES ((size_t)1 << 28) /* a mark is the number of a bit, in 32 bits */
 
 static uint32_t table_entry(unsigned length, unsigned symbol, bool is_dc) {
     unsigned size = symbol & 15, step = is_dc ? 1 : (symbol >> 4) + 1;
@@ -48,33 +33,36 @@ static uint32_t table_entry(unsigned length, unsigned symbol, bool is_dc) {
     return (length + size) | length << 8 | (64 - size) << 16 | step << 24;
 }
 
-/* Coefficients that nobody wants are passed over several at once, since their values need not be looked at: as many as
- * have their codes within the look-up, and the end of the block if it comes next.
- *   bits 0-4 length of all, 5-10 steps, 15 the block ends; 0: to be looked at one by one */
-#define SKIP_LENGTH(skip) ((skip) & 31)
-#define SKIP_STEPS(skip) ((skip) >> 5 & 63)
-#define SKIP_ENDS(skip) ((skip) >> 15)
-
 static uint16_t skip_entry(const huffman_table *t, unsigned bits) {
-    int length = 0, steps = 0, ends = 0;
+    int length = 0, steps = 0;
+    bool ends = false;
     while (length < SKIP_BITS) {
         uint32_t entry = t->lookup[(bits << length & ((1 << SKIP_BITS) - 1)) >> (SKIP_BITS - LOOKUP_BITS)];
         int code = CODE_LENGTH(entry);
         if (code == 0 || length + code > SKIP_BITS) break;
-        if (entry & SPECIAL) {
+        bool zeros = entry & SPECIAL && STEP(entry) == 0xF0;
+        if (entry & SPECIAL && !zeros) {
             ends = STEP(entry) == 0;
             length += ends ? code : 0;
             break;
         }
-        if (steps + STEP(entry) > 63) break;
-        length += TOTAL_LENGTH(entry);
-        steps += STEP(entry);
+        int step = zeros ? 16 : STEP(entry);
+        if (steps + step > 63) break;
+        length += zeros ? code : TOTAL_LENGTH(entry);
+        steps += step;
     }
-    return (uint16_t)(length | steps << 5 | ends << 15);
+    return length ? (uint16_t)(length << 8 | (steps + (ends ? END_OF_BLOCK : 0))) : NO_SKIP;
 }
 
-static void build_skips(huffman_table *t) {
-    for (unsigned i = 0; i < 1 << SKIP_BITS; i++) t->skips[i] = skip_entry(t, i);
+/* Of a DC, which is one code, after which the AC coefficients have their turn. */
+static uint16_t skip_dc_entry(const huffman_table *t, unsigned bits) {
+    uint32_t entry = t->lookup[bits >> (SKIP_BITS - LOOKUP_BITS)];
+    if (CODE_LENGTH(entry) == 0) return NO_SKIP;
+    return (uint16_t)((entry & SPECIAL ? CODE_LENGTH(entry) : TOTAL_LENGTH(entry)) << 8 | END_OF_BLOCK);
+}
+
+static void build_skips(huffman_table *t, uint16_t (*entry)(const huffman_table *t, unsigned bits)) {
+    for (unsigned i = 0; i < 1 << SKIP_BITS; i++) t->skips[i] = entry(t, i);
     t->has_skips = true;
 }
 
@@ -142,116 +130,6 @@ static bool unstuff(huffman_decoder *h, const uint8_t *from, size_t size, bool r
     return false;
 }
 
-static inline uint64_t load_big64(const uint8_t *p) {
-    uint64_t v;
-    memcpy(&v, p, 8);
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    v = __builtin_bswap64(v);
-#endif
-    return v;
-}
-
-typedef struct {
-    const uint8_t *next;
-    uint64_t bits;
-    int count;
-} bit_reader;
-
-/* At least 56 bits afterwards. */
-static inline void refill(bit_reader *r) {
-    r->bits |= load_big64(r->next) >> r->count;
-    r->next += (63 - r->count) >> 3;
-    r->count |= 56;
-}
-
-static inline void drop(bit_reader *r, int bits) {
-    r->bits <<= bits;
-    r->count -= bits;
-}
-
-/* JPEG's signed numbers: a leading 0 marks a negative, stored as its one's complement. */
-static inline int signed_value(uint64_t bits, int shift) {
-    uint64_t negative = ~(uint64_t)((int64_t)bits >> 63);
-    return (int)(((bits ^ negative) >> shift ^ negative) - negative);
-}
-
-/* The symbol of a SPECIAL entry, its code dropped; -1 when no code matches. */
-static inline int special_symbol(bit_reader *r, const huffman_table *t, uint32_t entry) {
-    int length = CODE_LENGTH(entry);
-    if (length) {
-        drop(r, length);
-        return STEP(entry);
-    }
-    uint32_t look = (uint32_t)(r->bits >> 48);
-    for (length = LOOKUP_BITS + 1; length <= 16; length++) {
-        if (look >= t->code_end[length]) continue;
-        drop(r, length);
-        return t->symbols[((int)(look >> (16 - length)) + t->symbol_offset[length]) & 255];
-    }
-    return -1;
-}
-
-static inline int take_value(bit_reader *r, int size) {
-    int value = signed_value(r->bits, 64 - size);
-    drop(r, size);
-    return value;
-}
-
-static inline bool read_dc(bit_reader *r, const huffman_table *t, int *difference) {
-    refill(r);
-    uint32_t entry = t->lookup[r->bits >> (64 - LOOKUP_BITS)];
-    if (!(entry & SPECIAL)) {
-        *difference = signed_value(r->bits << CODE_LENGTH(entry), VALUE_SHIFT(entry));
-        drop(r, TOTAL_LENGTH(entry));
-        return true;
-    }
-    int size = special_symbol(r, t, entry);
-    if (size < 0) return false;
-    *difference = size ? take_value(r, size) : 0;
-    return true;
-}
-
-/* `block` is zeroed, or NULL to parse without keeping. */
-static inline __attribute__((always_inline)) bool read_ac(bit_reader *r, const huffman_table *t, JCOEF *block) {
-    int k = 0;
-    while (k < 63) {
-        uint32_t entry = 0;
-        refill(r);
-        for (int i = 0; i < 2; i++) { /* a look-up takes at most 27 of the 56 bits, a special code 16 */
-            if (!block) {
-                unsigned skip = t->skips[r->bits >> (64 - SKIP_BITS)];
-                int after = k + (int)SKIP_STEPS(skip);
-                if (skip && after + (int)SKIP_ENDS(skip) <= 63) { /* else the last of these are the next block's */
-                    drop(r, (int)SKIP_LENGTH(skip));
-                    k = after;
-                    if (SKIP_ENDS(skip) || k == 63) return true;
-                    continue;
-                }
-            }
-            entry = t->lookup[r->bits >> (64 - LOOKUP_BITS)];
-            if (entry & SPECIAL) break;
-            k += STEP(entry);
-            if (block)
-                block[natural_order[k]] = (JCOEF)signed_value(r->bits << CODE_LENGTH(entry), VALUE_SHIFT(entry));
-            drop(r, TOTAL_LENGTH(entry));
-            if (k >= 63) return k == 63;
-        }
-        if (!(entry & SPECIAL)) continue;
-        int symbol = special_symbol(r, t, entry);
-        if (symbol < 0) return false;
-        if ((symbol & 15) == 0) {
-            if (symbol != 0xF0) return true; /* end of block */
-            k += 16;
-            continue;
-        }
-        k += (symbol >> 4) + 1;
-        refill(r);
-        int value = take_value(r, symbol & 15);
-        if (block) block[natural_order[k]] = (JCOEF)value;
-    }
-    return k == 63;
-}
-
 /* The interval must have been read to its last byte: anything else makes libjpeg warn. */
 static bool next_interval(huffman_decoder *h, bit_reader *r, unsigned restart_interval) {
     const size_t *ends = (const size_t *)(const void *)h->ends.bytes;
@@ -263,8 +141,32 @@ static bool next_interval(huffman_decoder *h, bit_reader *r, unsigned restart_in
     return true;
 }
 
+/* Nothing depends on where the block before it ended. */
+static inline __attribute__((always_inline)) bool read_marked_mcu(huffman_decoder *h, j_decompress_ptr cinfo,
+                                                                  JBLOCKROW *blocks) {
+    const uint32_t *mark = (const uint32_t *)(const void *)h->marks.bytes + h->mcu * (size_t)cinfo->blocks_in_MCU;
+    bool keep = blocks && h->column >= h->first_column && h->column <= h->last_column;
+    if (++h->column == h->columns) h->column = 0;
+    for (int b = 0; b < cinfo->blocks_in_MCU; b++) {
+        int member = cinfo->MCU_membership[b], difference;
+        const jpeg_component_info *component = cinfo->cur_comp_info[member];
+        bit_reader r = reader_at(h->stream.bytes, mark[b]);
+        if (!take_dc(&r, &h->dc[component->dc_tbl_no], &difference)) return false;
+        h->last_dc[member] = (int)((unsigned)h->last_dc[member] + (unsigned)difference);
+        if (!keep) continue;
+        blocks[b][0][0] = (JCOEF)h->last_dc[member];
+        if (!h->dc_only[member] && !read_ac(&r, &h->ac[component->ac_tbl_no], blocks[b][0], 0)) return false;
+    }
+    if (++h->mcu == h->marked) {
+        bit_reader r = reader_at(h->stream.bytes, mark[cinfo->blocks_in_MCU]);
+        h->next = r.next, h->bits = r.bits, h->bit_count = r.count;
+    }
+    return true;
+}
+
 static inline __attribute__((always_inline)) bool read_mcu(huffman_decoder *h, j_decompress_ptr cinfo,
                                                            JBLOCKROW *blocks) {
+    if (h->mcu < h->marked) return read_marked_mcu(h, cinfo, blocks);
     bit_reader r = {h->next, h->bits, h->bit_count};
     if (cinfo->restart_interval && h->mcus_to_restart-- == 0) {
         if (!next_interval(h, &r, cinfo->restart_interval)) return false;
@@ -279,7 +181,7 @@ static inline __attribute__((always_inline)) bool read_mcu(huffman_decoder *h, j
         h->last_dc[member] = (int)((unsigned)h->last_dc[member] + (unsigned)difference);
         if (keep) blocks[b][0][0] = (JCOEF)h->last_dc[member];
         const huffman_table *ac = &h->ac[component->ac_tbl_no];
-        if (!(keep && !h->dc_only[member] ? read_ac(&r, ac, blocks[b][0]) : read_ac(&r, ac, NULL))) return false;
+        if (!(keep && !h->dc_only[member] ? read_ac(&r, ac, blocks[b][0], 0) : read_ac(&r, ac, NULL, 0))) return false;
     }
     h->next = r.next;
     h->bits = r.bits;
@@ -336,14 +238,33 @@ static bool is_for_us(huffman_decoder *h, j_decompress_ptr cinfo) {
     return unstuff(h, cinfo->src->next_input_byte, cinfo->src->bytes_in_buffer, cinfo->restart_interval > 0);
 }
 
-/* Where there is something to pass over, by tables that pictures have in common: to build them for one picture costs
- * what they save, unless it is so large that it is scaled to an eighth. */
-void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
+static void build_all_skips(huffman_decoder *h, bool with_dc, bool only_repeated) {
+    for (int i = 0; i < NUM_HUFF_TBLS; i++) {
+        huffman_table *ac = &h->ac[i], *dc = &h->dc[i];
+        if (ac->built && !ac->has_skips && (ac->repeated || !only_repeated)) build_skips(ac, skip_entry);
+        if (with_dc && dc->built && !dc->has_skips) build_skips(dc, skip_dc_entry);
+    }
+}
+
+/* Rows above those that are wanted are passed over as a whole, as are all rows of which only the DC is. */
+static void mark_rows(huffman_decoder *h, j_decompress_ptr cinfo, unsigned rows) {
+    const size_t *ends = (const size_t *)(const void *)h->ends.bytes;
+    size_t bytes = ends[0], passed_over = cinfo->total_iMCU_rows ? bytes / cinfo->total_iMCU_rows * rows : 0;
+    if (h->intervals > 1 || cinfo->restart_interval || bytes > MOST_MARKED_BYTES || passed_over < LEAST_SKIMMED_BYTES) return;
+    build_all_skips(h, true, false);
+    size_t mcus = (size_t)rows * h->columns;
+    if (huffman_skim(h, cinfo, mcus, bytes)) h->marked = mcus;
+}
+
+/* Skips where there is something to pass over, by tables that pictures have in common: to build them for one picture
+ * costs what they save, unless it is so large that it is scaled to an eighth. */
+void huffman_keep(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column,
+                  unsigned first_row, unsigned last_row) {
+    if (!h->columns) return; /* not ours to read */
     h->first_column = first_column;
     h->last_column = last_column;
-    bool passes_over = h->any_dc_only || first_column > 0 || last_column + 1 < h->columns;
-    for (int i = 0; i < NUM_HUFF_TBLS && passes_over; i++)
-        if ((h->ac[i].repeated || (h->any_dc_only && h->ac[i].built)) && !h->ac[i].has_skips) build_skips(&h->ac[i]);
+    if (h->any_dc_only || first_column > 0 || last_column + 1 < h->columns) build_all_skips(h, false, !h->any_dc_only);
+    mark_rows(h, cinfo, h->any_dc_only || 2 * (last_column - first_column + 1) < h->columns ? last_row + 1 : first_row);
 }
 
 static void find_dc_only(huffman_decoder *h, j_decompress_ptr cinfo) {
@@ -358,6 +279,7 @@ static void without_tables(j_decompress_ptr cinfo) { (void)cinfo; }
 
 static void start_scan(j_decompress_ptr cinfo) {
     huffman_decoder *h = cinfo->client_data;
+    h->columns = 0;
     if (!is_for_us(h, cinfo)) {
         h->start_scan(cinfo);
         return;
@@ -373,8 +295,10 @@ static void start_scan(j_decompress_ptr cinfo) {
     memset(h->last_dc, 0, sizeof h->last_dc);
     h->column = 0;
     h->columns = cinfo->MCUs_per_row;
+    h->mcu = h->marked = 0;
+    h->first_column = 0;
+    h->last_column = h->columns;
     find_dc_only(h, cinfo);
-    huffman_keep(h, 0, h->columns);
     cinfo->entropy->decode_mcu = FASTEST_DECODE_MCU;
 }
 
@@ -386,8 +310,9 @@ void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) {
 #else /* without libjpeg's internal header the stock decoder stays */
 
 void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) { (void)h, (void)cinfo; }
-void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column) {
-    (void)h, (void)first_column, (void)last_column;
+void huffman_keep(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column,
+                  unsigned first_row, unsigned last_row) {
+    (void)h, (void)cinfo, (void)first_column, (void)last_column, (void)first_row, (void)last_row;
 }
 
 #endif
@@ -395,4 +320,5 @@ void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_colum
 void huffman_free(huffman_decoder *h) {
     buffer_free(&h->stream);
     buffer_free(&h->ends);
+    buffer_free(&h->marks);
 }

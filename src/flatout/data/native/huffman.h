@@ -34,12 +34,18 @@ typedef struct {
     int last_dc[MAX_COMPS_IN_SCAN];
     bool dc_only[MAX_COMPS_IN_SCAN], any_dc_only; /* scaled to one pixel a block: nobody reads the other coefficients */
     unsigned column, columns, first_column, last_column; /* coefficients of other MCU columns are not kept */
+    buffer marks;            /* uint32_t: the bit at which each block begins, of the first `marked` MCUs and one more */
+    size_t mcu, marked;      /* of these, the next one */
 } huffman_decoder;
 
 /* From here on, scans that are plain are read by us, others by libjpeg. cinfo->client_data must be `h`. */
 void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo);
-/* Coefficients of other MCU columns are not wanted; said after the scan has started. */
-void huffman_keep(huffman_decoder *h, unsigned first_column, unsigned last_column);
+/* Coefficients of other MCU columns, and of the MCU rows above and below, are not wanted; said after the scan has
+ * started, before anything is read. */
+void huffman_keep(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column,
+                  unsigned first_row, unsigned last_row);
+/* Marks the blocks of so many MCUs; false if there are not as many. All tables in use have skips. */
+bool huffman_skim(huffman_decoder *h, j_decompress_ptr cinfo, size_t mcus, size_t stream_bytes);
 void huffman_free(huffman_decoder *h);
 
 #endif

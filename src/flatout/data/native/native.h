@@ -4,6 +4,7 @@
  *   header.c   which JPEGs are ours, decided from the bytes before libjpeg sees them
  *   decode.c   libjpeg-turbo, decoding only the rows and columns of a box
  *   huffman.c  a faster baseline entropy decoder, plugged into libjpeg
+ *   skim.c     which passes over large parts of a scan, several stretches at once
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
  *   arena.c    decoded pictures that are kept, filled by several threads
@@ -118,6 +119,7 @@ typedef struct {
     int64_t capacity, rows;
     arena_row *index;
     int64_t *used; /* bytes of the pixels that are taken */
+    int64_t *small_stretches; /* of 2 MiB, before a huge page is tried again */
     int fd;        /* of the file that the pixels are a mapping of, through which they are written; -1: memory */
 } arena;
 
