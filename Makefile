@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 BUILD_PACKAGES := gcc libjpeg62-turbo-dev libxxhash-dev
 TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
-.PHONY: demo test install lint clean fuzz matrix bench-loop bench-loaders bench-remote bench-verdicts \
+.PHONY: demo test install lint clean fuzz fuzz-files matrix bench-loop bench-loaders bench-remote bench-verdicts \
         bench-predictions bench-tune bench-ranks soak-ranks bench-shared chaos soak
 
 demo: $(CORE)
@@ -59,6 +59,11 @@ matrix: $(DEV)
 # Mutated JPEGs and pack indexes against the compiled decoder (address and undefined-behaviour sanitizers).
 fuzz: $(CORE)
 	$(BIN)/python tests/native_fuzz/run.py $(ROUNDS)
+
+# Every file of a run directory, damaged, against every command that reads it; `make test` does a few hundred rounds.
+fuzz-files: ROUNDS ?= 20000
+fuzz-files: $(DEV)
+	nice $(BIN)/python tests/fuzz/files_fuzz.py $(ROUNDS) --result benchmarks/results/2026-11-17-fuzz-files.md
 
 # Measured results go to benchmarks/results/, dated, with the command.
 bench-loop: $(CORE)

@@ -17,6 +17,10 @@ class UserError(FlatoutError):
     exit_code = 2
 
 
+class BadFile(UserError):
+    """A file is not what it should be: its kind, size, depth, aliases or types (untrusted.py)."""
+
+
 class ConfigError(UserError):
     """A key or a value of the configuration is wrong."""
 

@@ -31,8 +31,9 @@ from PIL import Image
 
 from flatout.data import prepare as prepare_module
 from flatout.data.dataset import Split
-from flatout.data.decode import MAX_PIXELS, Undecodable, decode_pixels
+from flatout.data.decode import Undecodable, decode_pixels
 from flatout.data.pack import PackIndex, decode_index, encode_index, open_split, read_manifest
+from flatout.data.picture_cost import MAX_PIXELS
 from flatout.data.prepare import Recipe, prepare
 from flatout.data.readers import Rows, Source
 from flatout.data.views import SHIPPED

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
 from flatout.diagnosis.reading import read_signals, workers_of
 from flatout.diagnosis.what_if import SETTINGS, Prediction, cache_break_even, predict, staging_break_even, with_residual
-from flatout.errors import ConfigError, RunDirectoryError
+from flatout.errors import BadFile, ConfigError, RunDirectoryError
 from flatout.reports.predictions import predictions_table, scores_table
 from flatout.runs import Run, list_runs, read_run
 from flatout.runs.directory import read_json
+from flatout.runs.shapes import PREDICTION
+from flatout.untrusted import check_shape, read_json_lines
 
 PREDICTIONS = "predictions.jsonl"
 
@@ -157,13 +160,10 @@ def prediction_errors(run: Run) -> tuple[float, ...]:
 
 def read_predictions(directory: Path) -> Iterator[dict[str, Any]]:
     path = directory / PREDICTIONS
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # cut short
+    for row in read_json_lines(path):
+        with suppress(BadFile):  # another program's line
+            check_shape(row, PREDICTION, path)
+            yield row
 
 
 def _follows(run: Run, kept: Mapping[str, Any]) -> bool:

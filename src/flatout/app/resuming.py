@@ -16,11 +16,14 @@ from flatout.engine import checkpoint
 from flatout.engine.loop import Progress
 from flatout.engine.parallel import Alone
 from flatout.engine.parallel.ranks import Ranks
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, RunDirectoryError
 from flatout.runs import RunDirectory
 from flatout.runs.directory import read_json
 
 _SHOWN = 3  # of the classes that changed
+
+
+_NEEDED = ("progress", "precision", "data_fingerprint", "samples")  # of a checkpoint, to go on from it
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,17 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     notes = [*problems, *(_changes(previous, config) if previous is not None else [])]
     if found is None:
         return Resumed(Progress(), previous=previous, notes=tuple(notes))
+    if missing := [key for key in _NEEDED if found.state.get(key) is None]:
+        raise RunDirectoryError(f"the checkpoint {found.path} does not say {missing[0]}; remove it, or use --fresh")
     known = {each.name for each in fields(Progress)}
     stored = found.state["progress"]
-    stored.setdefault("epoch_samples", stored["loss_samples"])  # before it was counted, every loss was read
+    stored.setdefault("epoch_samples", stored.get("loss_samples", 0))  # before it was counted, every loss was read
     progress = Progress(**{name: value for name, value in stored.items() if name in known})
     notes += _other_decoder(directory, config)
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(
         progress, found.tensors, found.state["precision"], found.state["data_fingerprint"],
-        found.state["samples"]["train"], previous, _global_batch(found.state, previous),
+        found.state["samples"].get("train"), previous, _global_batch(found.state, previous),
         tuple(found.state["classes"]) if "classes" in found.state else None, tuple(notes),
     )  # fmt: skip
 

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +14,7 @@ from flatout.service.baselines import POLICIES
 from flatout.service.policy import Policy
 from flatout.service.simulation import Outcome, SimulatedJob, World, replay
 from flatout.units import format_seconds, format_usd
+from flatout.untrusted import blamed_as, read_yaml
 
 
 class _Section(BaseModel):
@@ -69,11 +69,10 @@ def simulate(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> Plan:
     try:
-        return Plan.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        with blamed_as(ConfigError):
+            return Plan.model_validate(read_yaml(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"

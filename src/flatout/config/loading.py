@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from flatout.config.checks import TASK_DEFAULTS, find_unused, find_wrong_combinations
 from flatout.config.schema import Config, ViewConfig
 from flatout.errors import ConfigError
+from flatout.untrusted import blamed_as, parse_yaml, read_yaml, shortened
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,8 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {text!r} has no value; write --set key=value, for example --set train.epochs=3")
-        try:
-            parsed[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {text!r} is not valid YAML: {_first_line(error)}") from None
+        with blamed_as(ConfigError):
+            parsed[key.strip()] = parse_yaml(value, f"--set {shortened(text)}")
     return parsed
 
 
@@ -97,22 +96,13 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with blamed_as(ConfigError):
+            values = read_yaml(path)
     except FileNotFoundError:
         raise ConfigError(f"no recipe at {path}; see recipes/ for examples, or run: flatout demo") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the recipe {path}: {error}") from None
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {_first_line(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no keys; a recipe looks like: name: demo, data: {{path: ...}}")
     return values
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -159,7 +149,7 @@ def _describe(error: ValidationError) -> str:
     named_by_user = location[1:2] if location[0] == "views" else []
     known = [part for part in location if part in _all_names() or part in named_by_user]
     shown = ".".join(known) if known else key
-    return f"{shown} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{shown} is {shortened(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 # keys that people look for, and what there is instead

@@ -63,6 +63,10 @@ Auto = Literal["auto"]
 OffAuto = Annotated[Literal["off", "auto"], BeforeValidator(_word)]
 
 
+MOST = 1e18
+"""Of any number in a recipe: bytes of an exabyte."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, coerce_numbers_to_str=True
@@ -75,6 +79,14 @@ class Section(BaseModel):
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and _is_numeric(field.annotation):
             raise PydanticCustomError("boolean_as_number", "input should be a number, not a boolean")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _refuse_absurd(cls, value: Any) -> Any:
+        """No key needs more, and what is computed from it stays finite."""
+        if isinstance(value, int | float) and abs(value) > MOST:
+            raise PydanticCustomError("too_large", f"input should be at most {MOST:g}")
         return value
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 
 from flatout.config.schema import Section
 from flatout.errors import ConfigError
+from flatout.untrusted import blamed_as, read_yaml
 
 _EXAMPLE = "recipe: ../demo.yaml, variants: [{name: baseline}, {name: no-workers, set: {data.workers: 0}}]"
 
@@ -116,11 +116,10 @@ def _folder(name: str, repeat: int, repeats: int) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with blamed_as(ConfigError):
+            values = read_yaml(path)
     except FileNotFoundError:
         raise ConfigError(f"no suite at {path}; see recipes/suites/ for examples") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the suite {path}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no keys; a suite looks like: {_EXAMPLE}")
     return values

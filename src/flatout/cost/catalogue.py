@@ -10,9 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flatout.errors import ConfigError
+from flatout.untrusted import blamed_as, read_yaml
 
 DEFAULT_REGION = "us-east-1"
 _SHIPPED = Path(__file__).with_name("prices.yaml")
@@ -82,11 +81,10 @@ def _shipped() -> Catalogue:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with blamed_as(ConfigError):
+            values = read_yaml(path)
     except OSError as error:
         raise ConfigError(f"cannot read the price file {path}: {error.strerror}; correct cost.prices") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"price file {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"price file {path} holds no keys; start it with: dated: 2026-09")
     if not _is_date(values.get("dated")):

@@ -7,7 +7,7 @@ from typing import Any
 from flatout.config.schema import CostConfig
 from flatout.cost.catalogue import load_catalogue
 from flatout.cost.ledger import run_usage, usage_cost
-from flatout.errors import ConfigError
+from flatout.errors import UserError
 from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import write_json
 
@@ -31,5 +31,5 @@ def _cost(wall_seconds: float, section: Any, data: dict[str, Any] | None) -> dic
         config = CostConfig.model_validate(section)
         catalogue = load_catalogue(config.prices)
         return usage_cost(run_usage(wall_seconds, config, data), config, catalogue).to_dict()
-    except (ConfigError, ValueError) as error:  # the run's own price file may be on another machine
+    except (UserError, ValueError) as error:  # the run's own price file may be on another machine
         return {"total_usd": None, "lines": [], "prices_dated": None, "unpriced": [" ".join(str(error).split())]}

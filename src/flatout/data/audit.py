@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flatout.data.dataset import Split
-from flatout.data.decode import FORMATS, MAX_PIXELS, Undecodable, decode_pixels
+from flatout.data.decode import FORMATS, Undecodable, decode_pixels, refuse_image
 from flatout.data.layouts import ANNOTATIONS, Layout, canonical, find_layout
 from flatout.data.pack import open_split, read_manifest
+from flatout.data.picture_cost import CostsTooMuch
 from flatout.data.readers import ObjectReader, read_source
 from flatout.errors import StorageError, StoreUnreachable
 from flatout.storage import open_checked
@@ -161,11 +162,10 @@ def look_at(data: bytes | memoryview) -> Look:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         kind = "JPEG" if image.format == "MPO" else image.format or ""
-        if image.width * image.height > MAX_PIXELS:
-            return Look(BOMB, f"{image.width} x {image.height} pixels", kind, digest=digest)
+        refuse_image(image, data)
         mode, turned = _mode(image, data), _is_turned(image, data)
-    except Image.DecompressionBombError as error:
-        return Look(BOMB, str(error), digest=digest)
+    except (CostsTooMuch, Image.DecompressionBombError) as error:
+        return Look(BOMB, str(error), kind, digest=digest)
     except Exception:  # noqa: S110  Pillow raises many kinds; the decoder below says what is wrong
         pass
     started = time.perf_counter()

@@ -26,8 +26,8 @@ from flatout.data.audit import (
     Examined,
 )
 from flatout.data.dataset import Split
-from flatout.data.decode import MAX_PIXELS
 from flatout.data.layouts import canonical
+from flatout.data.picture_cost import MAX_EXPANSION, MAX_PIXELS, MAX_SCANS
 from flatout.units import format_bytes
 
 Severity = Literal["problem", "warning", "note"]
@@ -52,9 +52,9 @@ _TEXTS: dict[str, tuple[Severity, str, str]] = {
     "undecodable": ("problem", "files that cannot be decoded",
         "Training leaves them out of every epoch and lists them in quarantine.csv: fetch them again or delete them."),
     "unreadable": ("problem", "files that cannot be read", "Check permissions, the disk and the mount."),
-    "bomb": ("problem", "decompression bombs: more pixels or bytes than the limit",
-        f"Refused before anything is allocated (limit {MAX_PIXELS} pixels, {format_bytes(MAX_FILE_BYTES)}): "
-        "delete them, or scale them down if they are genuine."),
+    "bomb": ("problem", "pictures that cost too much: decompression bombs, headers that lie, thousands of scans",
+        f"Refused before anything is allocated (limits: {MAX_PIXELS} pixels, {format_bytes(MAX_FILE_BYTES)}, pixels of "
+        f"{MAX_EXPANSION} times the file, {MAX_SCANS} scans): delete them, or scale them down if they are genuine."),
     "label-conflict": ("problem", "samples with the same bytes as a sample of another class",
         "One of the labels is wrong: look at them, keep one and delete the others."),
     "leak": ("problem", "validation samples with the same bytes as a training sample",

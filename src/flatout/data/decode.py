@@ -14,13 +14,11 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-MAX_PIXELS = 2**26  # larger headers are refused before anything is allocated (decompression bombs)
+from flatout.data.picture_cost import Undecodable as Undecodable
+from flatout.data.picture_cost import raise_if_early, refuse_costly, refuse_scans
+
 warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow only warns of is read; what it refuses has a reason
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
-
-class Undecodable(Exception):
-    """Why a sample goes to quarantine."""
 
 
 def _find_native() -> ModuleType | None:
@@ -59,11 +57,13 @@ def decode_pixels(data: bytes | memoryview) -> NDArray[np.uint8]:
     if is_jpeg(whole) and whole.find(b"Exif\0", 0, _scan_start(whole)) < 0:
         try:
             height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-            if height * width <= MAX_PIXELS and space in ("Gray", "YCbCr", "RGB"):
+            if space in ("Gray", "YCbCr", "RGB"):
+                refuse_costly(width, height, "L" if space == "Gray" else "RGB", len(whole), in_rows=True)
+                refuse_scans(whole, width * height)
                 pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
                 return pixels
-        except ValueError:
-            pass  # Pillow is asked too: it says what is wrong, or reads it all the same
+        except ValueError as error:
+            raise_if_early(error)  # else Pillow is asked too: it says what is wrong, or reads it all the same
     return np.asarray(decode_image(data))
 
 
@@ -73,6 +73,18 @@ def _scan_start(jpeg: bytes) -> int:
     while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] not in (b"\xda", b"\xff", b""):
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
     return at if jpeg[at : at + 2] == b"\xff\xda" else len(jpeg)
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright that has this EXIF orientation."""
 
 
 class Shrunk(NamedTuple):
@@ -95,11 +107,14 @@ def decode_shrunk(data: bytes | memoryview, choose_shrink: Callable[[int, int], 
         raise Undecodable("empty file")
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise Undecodable(f"{image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS}")
-        drafted = None if choose_shrink is None else _draft(image, choose_shrink)
-        ImageOps.exif_transpose(image, in_place=True)  # else it copies those that are upright too
-        upright = _to_rgb(image)
+        refuse_image(image, data)
+        drafted = None
+        if image.format in ("JPEG", "MPO"):
+            drafted = None if choose_shrink is None else _choose(image, choose_shrink)
+            upright = _to_rgb(_decode_strictly(image, data, drafted[2] if drafted else 1))
+        else:
+            ImageOps.exif_transpose(image, in_place=True)  # else it copies those that are upright too
+            upright = _to_rgb(image)
         return Shrunk(upright, *(drafted or (upright.width, upright.height, 1)))
     except Undecodable:
         raise
@@ -109,15 +124,39 @@ def decode_shrunk(data: bytes | memoryview, choose_shrink: Callable[[int, int], 
         raise Undecodable(f"broken image: {type(error).__name__}: {error}".replace("\n", " ")[:200]) from None
 
 
-def _draft(image: Image.Image, choose_shrink: Callable[[int, int], int]) -> tuple[int, int, int] | None:
-    """Upright width and height of a JPEG, and by how much it will be shrunk; None where that is not possible."""
-    if image.format not in ("JPEG", "MPO"):
-        return None
+def refuse_image(image: Image.Image, data: bytes | memoryview) -> None:
+    """An opened image whose decoding would cost too much; nothing of it is decoded yet."""
+    as_jpeg = image.format in ("JPEG", "MPO")
+    refuse_costly(image.width, image.height, image.mode, len(data), in_rows=as_jpeg)
+    if as_jpeg:
+        refuse_scans(data if isinstance(data, bytes) else bytes(data), image.width * image.height)
+
+
+def _choose(image: Image.Image, choose_shrink: Callable[[int, int], int]) -> tuple[int, int, int]:
+    """Upright width and height of a JPEG, and by how much it will be shrunk."""
     turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
     width, height = reversed(image.size) if turned else image.size
-    shrink = choose_shrink(width, height)
-    drafted = shrink > 1 and image.draft("RGB", (image.width // shrink, image.height // shrink))
-    return (width, height, shrink) if drafted else None
+    return width, height, choose_shrink(width, height)
+
+
+def _decode_strictly(image: Image.Image, data: bytes | memoryview, shrink: int) -> Image.Image:
+    """A JPEG that does not end early, turned upright. Pillow does not pass on what libjpeg warns of, so simplejpeg is
+    asked: for the pixels themselves, which are the same, or, where it has no RGB, for an eighth of the size."""
+    least = [-(-side // shrink) if shrink > 1 else 0 for side in image.size]
+    try:
+        if image.mode not in ("L", "RGB"):
+            simplejpeg.decode_jpeg(data, "CMYK", min_height=1, min_width=1)
+        else:
+            pixels = simplejpeg.decode_jpeg(data, "RGB", min_width=least[0], min_height=least[1])
+            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+            decoded = Image.fromarray(pixels)
+            return decoded if turn is None else decoded.transpose(turn)
+    except ValueError as error:
+        raise_if_early(error)
+    if shrink > 1:
+        image.draft("RGB", (image.width // shrink, image.height // shrink))
+    ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.decode import MAX_PIXELS
 from flatout.data.identity import Origins, Words, as_words, digest_of
+from flatout.data.picture_cost import MAX_PIXELS
 from flatout.data.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.storage.locators import NO_LOCATOR

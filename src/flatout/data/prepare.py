@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ NativeSources = (
 )
 _TO_DO = 1  # status of a slot; 0 is done, anything else is left to Pillow
 DIGESTS = True  # benchmarks/hashing.py measures what they cost
+_ENDS_WELL = 2  # for the compiled decoder: the same, of a file that was read to its end before
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Recipe:
     world_size: int = 1
     whole_batches: bool = False  # a rank takes every world_size-th batch, instead of its slice of each
     min_batch: int = 1  # a last batch of fewer samples is left out
+
+    @cached_property
+    def ends_well(self) -> NDArray[np.bool_]:
+        """Samples whose files this process has read to their end: a crop need not be parsed beyond it again."""
+        return np.zeros(len(self.split), np.bool_)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -161,11 +167,12 @@ def assemble(
     started, before = time.perf_counter(), StageSeconds(**vars(fetched.stages))
     ids, sources, stages = fetched.ids, fetched.sources, fetched.stages
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
-    status = np.full(len(ids), _TO_DO, np.int32)
+    status = np.where(recipe.ends_well[ids], _ENDS_WELL, _TO_DO).astype(np.int32)
     _begin_digests(recipe.split, fetched)
     if native is not None and watch is None and recipe.view.crop != "raw":
         scaled = recipe.view.decode == "scaled"
         _load_compiled(_allowed(recipe, ids, sources), fetched, drawn, images, status, scaled)
+        recipe.ends_well[ids] |= status == 0
     failures: dict[int, str] = {}
     for slot in np.flatnonzero(status).tolist():
         sample_id = int(ids[slot])

@@ -50,7 +50,7 @@ def run_gain(signals: Signals, saved: Interval) -> Interval:
     wall = signals.wall_seconds
 
     def factor(seconds: float) -> float:
-        return wall / max(wall - seconds, 0.02 * wall)
+        return wall / max(wall - seconds, 0.02 * wall) if wall > 1e-9 else 1.0
 
     return Interval(factor(saved.value), factor(max(0.0, saved.low)), factor(saved.high))
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
 from flatout.diagnosis.cache_choice import CacheChoice
 from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
-from flatout.errors import ConfigError
+from flatout.errors import UserError
 from flatout.runs import Run
 from flatout.runs.directory import read_json, read_table
+from flatout.untrusted import number as _number
+from flatout.untrusted import read_json_lines
 
 _FETCHERS = 4  # of data/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
@@ -137,11 +139,11 @@ def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _number(text: Any) -> float | None:
-    try:
+def _loss(text: Any) -> float | None:
+    """A loss that is not finite tells that a run diverged."""
+    with suppress(TypeError, ValueError):
         return float(text)
-    except (TypeError, ValueError):
-        return None
+    return None
 
 
 def _step(row: Mapping[str, str]) -> Step:
@@ -149,13 +151,13 @@ def _step(row: Mapping[str, str]) -> Step:
     return Step(
         _whole(row.get("epoch")), _whole(row.get("batch_index")), _whole(row.get("samples")),
         _number(row.get("step_seconds")) or 0.0, _number(row.get("data_wait_seconds")) or 0.0,
-        _number(row.get("loss")), _number(row.get("time_unix")), _number(row.get("cpu_seconds")),
+        _loss(row.get("loss")), _number(row.get("time_unix")), _number(row.get("cpu_seconds")),
     )  # fmt: skip
 
 
 def _epoch(row: Mapping[str, str]) -> Epoch:
     return Epoch(
-        _whole(row.get("epoch")), _number(row.get("train_loss")), _number(row.get("val_loss")), _number(row.get("top1"))
+        _whole(row.get("epoch")), _loss(row.get("train_loss")), _loss(row.get("val_loss")), _number(row.get("top1"))
     )
 
 
@@ -197,7 +199,7 @@ def _spot_usd_per_hour(cost: Mapping[str, Any]) -> float | None:
         return None
     try:
         catalogue = load_catalogue(Path(cost["prices"]) if cost.get("prices") else None)
-    except ConfigError:  # the price file is not here any more
+    except UserError:  # the price file is not here any more
         return None
     price = catalogue.find("instances", instance, "spot_usd_per_hour", cost.get("region") or DEFAULT_REGION)
     return None if price is None else price.value * count
@@ -227,16 +229,13 @@ def _shared(use: Mapping[str, Any]) -> Shared | None:
 
 
 def _spans(path: Path) -> Iterable[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # cut short by a kill
-            if isinstance(row, dict):
-                yield row
+    return filter(_is_span, read_json_lines(path))
+
+
+def _is_span(row: Mapping[str, Any]) -> bool:
+    return all(isinstance(row.get(key, ""), str) for key in ("lane", "name")) and all(
+        isinstance(row.get(key, 0), int | float) for key in ("step", "start", "seconds", "own", "value", "attempt")
+    )
 
 
 def _span_count(directory: Path, name: str) -> int:
@@ -340,5 +339,5 @@ def _part_seconds(path: Path) -> dict[str, float]:
         if "attempt" in row:
             parts = {"communication": 0.0}
         elif "lane" not in row and parts:
-            parts[row["name"]] = parts.get(row["name"], 0.0) + float(row.get("own") or 0.0)
+            parts[row.get("name", "")] = parts.get(row.get("name", ""), 0.0) + float(row.get("own") or 0.0)
     return parts

@@ -19,11 +19,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flatout.engine.learner import state_digest
-from flatout.errors import CheckpointCorrupt, ConfigError, NoSpace
+from flatout.errors import BadFile, CheckpointCorrupt, ConfigError, NoSpace
 from flatout.units import format_bytes
+from flatout.untrusted import check_shape, parse_json, require_regular, shortened
 
 FORMAT = 1
 KEEP_NEWEST = 2  # so that there is an older one to fall back to
+_PROGRESS = ("epoch", "batch_index", "step", "samples_seen", "epoch_samples", "loss_samples", "validations_since_best")
+_STATE = {
+    "step": "count", "progress": {**dict.fromkeys(_PROGRESS, "count"), "metrics": {}, "ended": "flag"},
+    "precision": {}, "data_fingerprint": "text", "samples": {"train": "count"}, "classes": ["text"],
+    "attempt": "count", "global_batch": "count", "world_size": "count",
+}  # fmt: skip
 _SUFFIX, _TEMPORARY = ".safetensors", ".tmp"
 
 
@@ -70,15 +77,31 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     return path
 
 
+def _metadata(path: Path) -> dict[str, str]:
+    require_regular(path)
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
+
+
+def _parsed(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The state in a file's header: whoever made the file can make a digest that fits it."""
+    state = parse_json(metadata["state"], path, finite=False)
+    if not isinstance(state, dict):
+        raise BadFile(f"its state is {shortened(state)}, expected keys with values")
+    check_shape(state, _STATE, path)
+    if state.get("step") is None:
+        raise BadFile("its state does not say which step it is of")
+    return state
+
+
 def load(path: Path) -> Checkpoint:
     """Read and verify one file."""
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
+        metadata = _metadata(path)
         tensors = load_file(path)
-        state = json.loads(metadata["state"])
+        state = _parsed(metadata, path)
         intact = metadata["digest"] == _digest(metadata["state"], state_digest(tensors))
-    except (OSError, SafetensorError, KeyError, ValueError, UnicodeDecodeError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, UnicodeDecodeError, BadFile) as error:
         raise CheckpointCorrupt(f"{path} cannot be read: {type(error).__name__}: {error}") from None
     if not intact:
         raise CheckpointCorrupt(f"{path} does not match its digest; it was changed or damaged after it was written")
@@ -103,6 +126,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of any safetensors file, for a warm start."""
     try:
+        require_regular(path)
         return load_file(path)
     except FileNotFoundError:
         raise ConfigError(
@@ -116,9 +140,10 @@ def list_saved(folder: Path) -> list[Saved]:
     """Oldest first. Reads headers only."""
     found = []
     for path in sorted(folder.glob(f"step-*{_SUFFIX}")):
-        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as file:
-            state = json.loads(file.metadata()["state"])
-            found.append(Saved(path, int(state["step"]), state.get("metric")))
+        with suppress(OSError, SafetensorError, KeyError, BadFile):
+            state = _parsed(_metadata(path), path)
+            metric = state.get("metric")
+            found.append(Saved(path, state["step"], metric if isinstance(metric, int | float) else None))
     return found
 
 

@@ -1,6 +1,5 @@
 """Everything a report shows of a run beyond its summary and tables, read once."""
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -8,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.errors import BadFile
 from flatout.runs.activity import Activity, read_activity
 from flatout.runs.convergence import judge, metric_of
 from flatout.runs.directory import RunDirectory, read_table
 from flatout.runs.epoch_ledger import EpochAccount, account_epochs
 from flatout.runs.reading import Run
+from flatout.untrusted import number, read_json
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ def checkpoint_files(folder: Path) -> list[tuple[str, int]]:
 def _classes(path: Path) -> list[str]:
     """None of them for translation, and for a file that cannot be read."""
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        names = read_json(path)
+    except (OSError, BadFile):
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -82,8 +83,8 @@ def _classes(path: Path) -> list[str]:
 def _findings(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """As `flatout explain` left them; a file that cannot be read is as good as none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = read_json(path)
+    except (OSError, BadFile):
         return [], None
     found = values.get("findings", []) if isinstance(values, dict) else values
     verdict = values.get("verdict") if isinstance(values, dict) else None
@@ -92,15 +93,7 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
 def numbers(rows: Sequence[Mapping[str, str]], column: str) -> list[float | None]:
     """A column as numbers; None for a blank, a word, or what is not finite."""
-    return [_number(row.get(column)) for row in rows]
-
-
-def _number(cell: str | None) -> float | None:
-    try:
-        value = float(cell) if cell else math.nan
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    return [number(row.get(column)) for row in rows]
 
 
 def network_rates(system: Sequence[Mapping[str, str]], interface: str | None = None) -> list[tuple[float, float]]:
@@ -108,8 +101,8 @@ def network_rates(system: Sequence[Mapping[str, str]], interface: str | None = N
     wanted = [name for name in (system[0] if system else ()) if _is_traffic(name, interface)]
     found = []
     for row in system:
-        at, seconds = _number(row.get("time_unix")), _number(row.get("interval_seconds"))
-        counts = [count for name in wanted if (count := _number(row.get(name))) is not None]
+        at, seconds = number(row.get("time_unix")), number(row.get("interval_seconds"))
+        counts = [count for name in wanted if (count := number(row.get(name))) is not None]
         if at and seconds and counts:
             found.append((at, 8 * sum(counts) / seconds))
     return found
@@ -128,7 +121,7 @@ def step_times_by_network(
     times = [at for at, _ in rates]
     found = []
     for row in steps:
-        ended, seconds = _number(row.get("time_unix")), _number(row.get("step_seconds"))
+        ended, seconds = number(row.get("time_unix")), number(row.get("step_seconds"))
         place = bisect_left(times, ended) if ended is not None else len(times)
         if ended is not None and seconds is not None and place < len(times) and times[place] - ended < 5:
             found.append((rates[place][1], seconds))

@@ -13,7 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, AnyStr, Literal
 
-from flatout.errors import RunDirectoryError
+from flatout import untrusted
+from flatout.errors import BadFile, RunDirectoryError
+from flatout.untrusted import MAX_TABLE_BYTES, blamed_as, read_lines, read_text
 
 STEP_COLUMNS = (
     "attempt", "step", "epoch", "batch_index", "samples", "samples_digest", "loss", "learning_rate", "step_seconds",
@@ -133,9 +135,12 @@ class RunDirectory:
     def in_use(self) -> bool:
         """Whether a process holds the lock now."""
         try:
-            with self._lock_path.open("r", encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            finally:
+                os.close(fd)
+            return False
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
@@ -251,24 +256,33 @@ class Table:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """All whole rows; a torn last row is left out."""
-    if not path.exists():
+    try:
+        text = read_text(path, MAX_TABLE_BYTES, "surrogateescape", newline="")
+        # lines as csv sees them: splitlines() would also cut at the form feeds and U+2028 that file names may hold
+        return list(_rows(csv.reader(io.StringIO(text[: _whole_length(text, "\n", '"')], newline=""))))
+    except FileNotFoundError:
         return []
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        text = file.read()
-    # lines as csv sees them: splitlines() would also cut at the form feeds and U+2028 that file names may hold
-    return list(csv.DictReader(io.StringIO(text[: _whole_length(text, "\n", '"')], newline="")))
+    except csv.Error as error:
+        raise BadFile(f"cannot read {path}: {error}") from None
+
+
+def _rows(rows: Iterator[list[str]]) -> Iterator[dict[str, str]]:
+    """As csv.DictReader, of rows that are as long as the header: a longer or shorter one is left out."""
+    header = next(rows, [])
+    return (dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header))
 
 
 def read_columns(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """These cells (two at least) of every whole row, one row at a time: for a table too long to hold. Its cells hold
     no line breaks."""
-    if not path.exists():
-        return
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(line for line in file if line.endswith("\n"))
+    rows = csv.reader(line for line in read_lines(path) if line.endswith("\n"))
+    try:
         header = next(rows, None)
         if header is not None:
-            yield from map(itemgetter(*(header.index(name) for name in names)), rows)
+            pick = itemgetter(*(header.index(name) for name in names))
+            yield from (pick(row) for row in rows if len(row) == len(header))
+    except (csv.Error, ValueError) as error:
+        raise BadFile(f"cannot read {path}: {error}") from None
 
 
 def _drop_torn_tail(path: Path) -> None:
@@ -340,11 +354,10 @@ def _overwrite(path: Path, text: str) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        with blamed_as(RunDirectoryError):
+            values = untrusted.read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"cannot read {path}: {error}") from None
     return values if isinstance(values, dict) else {}
 
 

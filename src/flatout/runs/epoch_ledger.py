@@ -115,11 +115,11 @@ def _account(
 ) -> EpochAccount:
     """`fresh`: attempts whose first step is in this epoch."""
     parts = ledger.epochs[epoch]
-    compute = [float(row["step_seconds"]) - float(row["data_wait_seconds"]) for row in rows]
+    compute = [_figure(row, "step_seconds") - _figure(row, "data_wait_seconds") for row in rows]
     median = quantile(sorted(compute), 0.5)
     starts = [next(i for i, row in enumerate(rows) if row["attempt"] == attempt) for attempt in fresh]
     warm_up = sum(compute[i] - median for i in starts)
-    batches = len(rows) if batch_size is None else sum(int(row["samples"]) for row in rows) / batch_size
+    batches = len(rows) if batch_size is None else sum(_figure(row, "samples") for row in rows) / batch_size
     actual, estimate = sum(parts.values()), batches * median
     known = {name: parts.get(name, 0.0) for name in ("data_wait", "validation", "checkpoint")}
     return EpochAccount(
@@ -128,6 +128,11 @@ def _account(
         other=actual - sum(compute) - sum(known.values()),
         restarted=epoch in ledger.restarted, **known,
     )  # fmt: skip
+
+
+def _figure(row: Mapping[str, str], name: str) -> float:
+    """0 where a log of another program does not say it."""
+    return float(row.get(name) or 0.0)
 
 
 def explain_difference(accounts: Sequence[EpochAccount]) -> str | None:

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from flatout.errors import RunDirectoryError
+from flatout.errors import RunDirectoryError, UserError
 from flatout.runs.directory import RunDirectory, effective_rows, read_json, read_table, write_json
 from flatout.runs.rebuilding import rebuild_summary
+from flatout.runs.shapes import ENVIRONMENT, check_config, check_rows, checked_summary
+from flatout.untrusted import blamed_as, check_shape, read_yaml
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,26 @@ def read_run(path: Path | str) -> Run:
     directory = RunDirectory(Path(path))
     if not directory.exists:
         raise RunDirectoryError(f"no run in {path}; `flatout runs` lists those under runs/")
-    try:
-        config = yaml.safe_load(directory.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunDirectoryError(f"cannot read {directory.config}: {' '.join(str(error).split())}") from None
+    with blamed_as(RunDirectoryError):
+        return _read(directory)
+
+
+def _read(directory: RunDirectory) -> Run:
+    config = read_yaml(directory.config)
     if not isinstance(config, dict):
         raise RunDirectoryError(f"cannot read {directory.config}: it holds no keys")
-    try:
-        return Run(
-            directory.root,
-            _final_summary(directory, config),
-            config,
-            read_json(directory.environment),
-            effective_rows(read_table(directory.steps), "step"),
-            effective_rows(read_table(directory.epochs), "epoch"),
-        )
-    except (OSError, KeyError, TypeError, ValueError) as error:  # a table without its columns or numbers
-        raise RunDirectoryError(f"the records in {path} are damaged: {type(error).__name__}: {error}") from None
+    check_config(config, directory.config)
+    environment = read_json(directory.environment)
+    check_shape(environment, ENVIRONMENT, directory.environment)
+    steps, epochs = read_table(directory.steps), read_table(directory.epochs)
+    check_rows(steps, directory.steps, ("attempt", "step"))
+    check_rows(epochs, directory.epochs, ("attempt", "epoch"))
+    for row in steps:
+        row["epoch"] = row.get("epoch") or "0"  # a log of another program may not say it
+    summary = _final_summary(directory, config)
+    return Run(
+        directory.root, summary, config, environment, effective_rows(steps, "step"), effective_rows(epochs, "epoch")
+    )
 
 
 def list_runs(folder: Path) -> list[Run]:
@@ -78,12 +81,12 @@ def _read_or_say(path: Path) -> Run:
     """A run whose files are damaged is a row with its cause, not the end of the list."""
     try:
         return read_run(path)
-    except RunDirectoryError as error:
+    except UserError as error:
         return Run(path, {"run": path.name, "status": "failed", "cause": str(error)}, {}, {}, [], [])
 
 
 def _final_summary(directory: RunDirectory, config: dict[str, Any]) -> dict[str, Any]:
-    summary = read_json(directory.summary)
+    summary = checked_summary(read_json(directory.summary), directory.summary)
     if summary.get("status", "running") != "running":
         return summary
     if directory.in_use():

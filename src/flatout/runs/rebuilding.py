@@ -18,6 +18,7 @@ def rebuild_summary(directory: RunDirectory, before: Mapping[str, Any], config: 
     knows prices (cost/settling.py): what the run last wrote down would leave out the time up to the kill."""
     steps = effective_rows(read_table(directory.steps), "step")
     epochs = effective_rows(read_table(directory.epochs), "epoch")
+    samples = [int(row.get("samples") or 0) for row in steps]
     attempts = read_attempts(directory.spans / "rank0.jsonl")
     metric = (config.get("checkpoint") or {}).get("metric") or "top1"
     parts = add_parts([each.parts for each in attempts])
@@ -28,9 +29,9 @@ def rebuild_summary(directory: RunDirectory, before: Mapping[str, Any], config: 
         "status": "failed",
         "cause": KILLED,
         "attempts": max(int(before.get("attempts") or 0), len(attempts)),
-        "samples_seen": sum(int(row["samples"]) for row in steps),
+        "samples_seen": sum(samples),
         "accuracy": {**(before.get("accuracy") or {}), **accuracy(epochs, metric, higher_is_better(metric))},
-        "throughput": throughput([float(row["step_seconds"]) for row in steps], [int(row["samples"]) for row in steps]),
+        "throughput": throughput([float(row.get("step_seconds") or 0.0) for row in steps], samples),
         "time": {**(before.get("time") or {}), **({"wall_seconds": wall_seconds, "parts": parts} if attempts else {})},
         "data": {**(before.get("data") or {}), "quarantined": len(read_table(directory.quarantine))},
         "checkpoint": _checkpoint(directory, parts),

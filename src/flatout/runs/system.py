@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.untrusted import number
+
 SYSTEM_COLUMNS = ("attempt", "seconds", "time_unix", "interval_seconds")
 """The first columns of every system.csv; those that follow depend on the machine (docs/monitors.md)."""
 
@@ -45,9 +47,9 @@ class SystemTotals:
             self.add(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        interval_seconds = _number(row.get("interval_seconds")) or 0.0
+        interval_seconds = number(row.get("interval_seconds")) or 0.0
         for name, cell in row.items():
-            value = _number(cell)
+            value = number(cell)
             if value is not None and name not in SYSTEM_COLUMNS:
                 self._columns.setdefault(name, _Column()).add(value, interval_seconds)
 
@@ -125,15 +127,6 @@ class SystemTotals:
 
     def _matching(self, pattern: str) -> list[_Column]:
         return [column for name, column in self._columns.items() if re.fullmatch(pattern, name)]
-
-
-def _number(cell: Any) -> float | None:
-    """A cell as it is written or as it is read back; names and blanks are none."""
-    try:
-        value = float(cell) if cell not in (None, "") else math.nan
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _whole(value: float | None) -> int | None:

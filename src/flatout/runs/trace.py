@@ -10,6 +10,7 @@ from typing import Any
 from flatout.runs.directory import RunDirectory, read_table
 from flatout.runs.reading import Run
 from flatout.timeline.lanes import Started, read_rows
+from flatout.untrusted import number
 
 _MAIN = "main thread"
 _NOT_COUNTERS = ("attempt", "seconds", "time_unix", "interval_seconds")
@@ -84,11 +85,12 @@ def _counters(process: int, system: Sequence[Mapping[str, str]], origin: float) 
         return
     yield _name("process_name", process, 0, "machine")
     for row in system:
-        for column, cell in row.items():
-            with suppress(ValueError, TypeError):  # a blank or a word is no reading
-                if column not in _NOT_COUNTERS:
-                    at = _micro(max(0.0, float(row["time_unix"]) - origin))
-                    yield {"name": column, "ph": "C", "pid": process, "ts": at, "args": {"value": float(cell)}}
+        time_unix = number(row.get("time_unix"))
+        for column, cell in row.items() if time_unix is not None else ():
+            value = number(cell)  # a blank or a word is no reading
+            if value is not None and column not in _NOT_COUNTERS:
+                at = _micro(max(0.0, (time_unix or 0.0) - origin))
+                yield {"name": column, "ph": "C", "pid": process, "ts": at, "args": {"value": value}}
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:

@@ -1,9 +1,13 @@
 """Reads a rank's span file row by row: the main thread's spans, work in parallel lanes, and values over time."""
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from flatout.untrusted import read_json_lines
+
+_MOST_SECONDS = 1e10  # 300 years: no run is longer
 
 
 class Started(NamedTuple):
@@ -28,23 +32,20 @@ class Row(NamedTuple):
 
 def read_rows(path: Path) -> Iterator[Started | Row]:
     """Rows in file order. A line cut short by a kill, or of a kind not known here, is left out."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                yield _row(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue
+    for values in read_json_lines(path):
+        with suppress(ValueError, KeyError, TypeError):
+            yield _row(values)
 
 
 def _row(values: dict[str, Any]) -> Started | Row:
     if "attempt" in values and "name" not in values:
         return Started(int(values["attempt"]), float(values["started_unix"]))
-    lane, seconds = str(values.get("lane", "")), float(values.get("seconds", 0.0))
+    lane, start, seconds = str(values.get("lane", "")), float(values["start"]), float(values.get("seconds", 0.0))
+    if not 0 <= start <= _MOST_SECONDS or not 0 <= seconds <= _MOST_SECONDS:
+        raise ValueError("not a time since the start of an attempt")
     own = float(values.get("own", seconds) if lane else values["own"])
     value = values.get("value")
     return Row(
-        lane, str(values["name"]), int(values.get("step") or 0), float(values["start"]), seconds, own,
+        lane, str(values["name"]), int(values.get("step") or 0), start, seconds, own,
         None if value is None else float(value), int(values.get("count", 1)),
     )  # fmt: skip

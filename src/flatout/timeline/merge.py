@@ -1,9 +1,9 @@
 """Reads back what recorders wrote: seconds of every part, over all attempts of a rank."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.timeline.lanes import Started, read_rows
 from flatout.timeline.recorder import PARTS
 
 
@@ -28,19 +28,12 @@ def read_attempts(path: Path) -> list[Attempt]:
             parts["unattributed"] = max(0.0, end - sum(parts.values()))
             attempts.append(Attempt(number, started, end, {name: parts.get(name, 0.0) for name in PARTS}))
 
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # cut short by a kill
-            if "attempt" in row:
-                finish()
-                number, started, end, parts = row["attempt"], row["started_unix"], 0.0, {}
-            elif "lane" not in row:
-                parts[row["name"]] = parts.get(row["name"], 0.0) + row["own"]
-                end = max(end, row["start"] + row["seconds"])
+    for row in read_rows(path):
+        if isinstance(row, Started):
+            finish()
+            number, started, end, parts = row.attempt, row.started_unix, 0.0, {}
+        elif not row.lane:
+            parts[row.name] = parts.get(row.name, 0.0) + row.own
+            end = max(end, row.start + row.seconds)
     finish()
     return attempts

@@ -183,8 +183,8 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path: Path, text: str, says: s
 def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no recipe at .*missing\.yaml; see recipes/"):
         load_config(tmp_path / "missing.yaml")
-    with pytest.raises(ConfigError, match="cannot read the recipe"):
+    with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00name")
-    with pytest.raises(ConfigError, match="cannot read the recipe"):
+    with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path / "binary.yaml")

@@ -52,7 +52,7 @@ def test_keys_that_end_alike_are_named_in_full(tmp_path: Path) -> None:
     ("values", "says"),
     [
         ("", "holds no keys"),
-        ("a: [", "cannot read the suite"),
+        ("a: [", "is not valid YAML"),
         ({"variants": []}, "neither variants nor a matrix"),
         ({"recipe": "none.yaml", "variants": [{"name": "a"}]}, "no recipe at"),
         ({"variants": [{"name": "a"}, {"name": "a"}]}, "two experiments are called 'a'"),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_datasets import encoded, jpeg, pixels
 
-from flatout.data.decode import MAX_PIXELS, Undecodable, decode_pixels
+from flatout.data.decode import Undecodable, decode_pixels
+from flatout.data.picture_cost import MAX_PIXELS
 
 some = settings(max_examples=80, deadline=None)  # a loaded machine is no failure
 

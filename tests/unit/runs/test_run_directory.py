@@ -138,7 +138,7 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
         read_run(tmp_path / "nowhere")
     directory = make_run(tmp_path / "broken", status="completed")
     directory.config.write_text("train: {epochs: 3")
-    with pytest.raises(RunDirectoryError, match=r"cannot read .*config\.yaml") as caught:
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml is not valid YAML") as caught:
         read_run(tmp_path / "broken")
     assert "\n" not in str(caught.value)
 
@@ -154,7 +154,7 @@ def test_runs_are_listed_by_name(tmp_path: Path) -> None:
 
 def test_a_run_is_read_with_the_rows_that_count(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", status="stopped")
-    directory.steps.write_text("attempt,step,loss\r\n1,1,0.5\r\n1,2,0.4\r\n2,2,0.3\r\n2,3,0.")
+    directory.steps.write_text("attempt,step,epoch,loss\r\n1,1,0,0.5\r\n1,2,0,0.4\r\n2,2,0,0.3\r\n2,3,0,0.")
     directory.epochs.write_text("attempt,epoch,top1\r\n1,0,0.5\r\n")
     run = read_run(tmp_path / "run")
     assert [(row["step"], row["loss"]) for row in run.steps] == [("1", "0.5"), ("2", "0.3")]

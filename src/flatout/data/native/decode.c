@@ -12,7 +12,6 @@
 
 #define CHUNK_ROWS 16
 #define MIN_CROP_WIDTH 64 /* libjpeg changes its upsampler for very narrow crops */
-#define MAX_SCANS 200     /* a progressive file can name any number of scans of the whole picture */
 
 struct decoder {
     struct jpeg_decompress_struct cinfo;
@@ -34,8 +33,11 @@ static void on_message(j_common_ptr cinfo, int level) {
     if (level < 0) bail_out(cinfo);
 }
 
-static void on_progress(j_common_ptr cinfo) {
-    if (((j_decompress_ptr)cinfo)->input_scan_number > MAX_SCANS) bail_out(cinfo);
+/* A progressive file can name any number of scans of the whole picture. */
+static void on_progress(j_common_ptr common) {
+    j_decompress_ptr cinfo = (j_decompress_ptr)common;
+    uint64_t scans = (uint64_t)cinfo->input_scan_number, pixels = (uint64_t)cinfo->image_width * cinfo->image_height;
+    if (scans > MAX_SCANS || scans * pixels > MAX_SCAN_PIXELS) bail_out(common);
 }
 
 static void silent(j_common_ptr cinfo) { (void)cinfo; }
@@ -156,8 +158,18 @@ static void stream_rows(decoder *d, box wanted, size_t stride, int offset, resiz
     }
 }
 
+/* Whether a picture ends before its time must not depend on which rows a crop asks for: what is below the box is parsed
+ * too (not transformed), up to the last row, because libjpeg does not look at rows that are skipped up to the bottom. */
+static void read_to_the_end(decoder *d) {
+    j_decompress_ptr cinfo = &d->cinfo;
+    JSAMPROW row = d->rows.bytes + 1;
+    if (jpeg_has_multiple_scans(cinfo) || cinfo->output_scanline == cinfo->output_height) return;
+    jpeg_skip_scanlines(cinfo, cinfo->output_height - cinfo->output_scanline - 1);
+    read_rows(d, &row, 1);
+}
+
 static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink,
-                           box wanted, resizer *r, slice_times *times) {
+                           box wanted, bool to_the_end, resizer *r, slice_times *times) {
     j_decompress_ptr cinfo = &d->cinfo;
     if (setjmp(d->bail_out)) return false;
     if (!begin(d, data, size, header, shrink) || !coefficients_complete(cinfo)) return false;
@@ -166,6 +178,7 @@ static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const j
     if (!buffer_reserve(&d->rows, CHUNK_ROWS * stride + 1)) return false;
     if (wanted.y > 0) jpeg_skip_scanlines(cinfo, (JDIMENSION)wanted.y);
     stream_rows(d, wanted, stride, wanted.x - first, r, times);
+    if (to_the_end) read_to_the_end(d);
     return true;
 }
 
@@ -193,9 +206,9 @@ bool decode_whole(decoder *d, const uint8_t *data, size_t size, const jpeg_heade
 }
 
 bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink, box wanted,
-                resizer *r, slice_times *times) {
+                bool to_the_end, resizer *r, slice_times *times) {
     double started = now_seconds(), augment_before = times->augment_seconds;
-    bool done = decode_guarded(d, data, size, header, shrink, wanted, r, times);
+    bool done = decode_guarded(d, data, size, header, shrink, wanted, to_the_end, r, times);
     jpeg_abort_decompress(&d->cinfo);
     times->decode_seconds += now_seconds() - started - (times->augment_seconds - augment_before);
     return done;

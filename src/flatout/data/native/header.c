@@ -121,5 +121,6 @@ bool jpeg_is_ours(const uint8_t *data, size_t size, jpeg_header *header) {
     /* every 8x8 block costs at least one bit, so a header that promises more pixels than this is lying,
      * and is not worth its memory */
     uint64_t pixels = (uint64_t)header->width * (uint64_t)header->height;
+    if (pixels > SMALL_PIXELS && pixels * (uint64_t)header->components > MAX_EXPANSION * (uint64_t)size) return false;
     return pixels <= MAX_PIXELS && pixels <= 512 * (uint64_t)size;
 }

@@ -22,7 +22,13 @@
 #define STATUS_DONE 0
 #define STATUS_NOT_FOR_ME 1 /* the caller decodes this sample with Pillow; a negative status is -errno */
 
-#define MAX_PIXELS (1 << 26) /* as flatout.data.decode: a larger picture must be refused there, not loaded here */
+#define STATUS_ENDS_WELL 2 /* given by the caller: this file was read to its end before */
+
+#define MAX_PIXELS (1 << 26) /* as flatout.data.picture_cost: a larger picture must be refused there, not loaded here */
+#define SMALL_PIXELS (1 << 22)
+#define MAX_EXPANSION 256    /* bytes of pixels that a byte of a file larger than SMALL_PIXELS may become */
+#define MAX_SCANS 100        /* and more pixels in all of them than the next: as flatout.data.picture_cost */
+#define MAX_SCAN_PIXELS (UINT64_C(1) << 30)
 #define GEOMETRY_COLUMNS 27
 #define ROW_PADDING 16 /* bytes that may be read past the last pixel of a row given to resize_push() */
 
@@ -90,9 +96,10 @@ typedef struct {
 
 decoder *decoder_new(void);
 void decoder_free(decoder *d);
-/* `shrink` is 1, 2, 4 or 8: libjpeg's DCT scaling by 1 / shrink, and `wanted` a box of the smaller picture. */
+/* `to_the_end`: rows below the box are parsed too, a twentieth of the work, so that a file that ends early is noticed.
+ * `shrink` is 1, 2, 4 or 8: libjpeg's DCT scaling by 1 / shrink, and `wanted` a box of the smaller picture. */
 bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink, box wanted,
-                resizer *r, slice_times *times);
+                bool to_the_end, resizer *r, slice_times *times);
 /* The whole picture as rows of RGB, 3 * width * height bytes. */
 bool decode_whole(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,
                   slice_times *times);

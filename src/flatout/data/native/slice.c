@@ -255,8 +255,9 @@ static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, size_t index
     box b = choose_box(row, header.width, header.height);
     int shrink = w->s->scaled ? choose_shrink(b, c->size) : 1;
     b = shrink_box(b, shrink);
+    bool to_the_end = w->s->status[index] != STATUS_ENDS_WELL;
     return resize_begin(&w->resize, b.w, b.h, c) &&
-           decode_box(w->jpeg, data, bytes, &header, shrink, b, &w->resize, w->times);
+           decode_box(w->jpeg, data, bytes, &header, shrink, b, to_the_end, &w->resize, w->times);
 }
 
 static int load_sample(worker *w, size_t index) {

@@ -1,0 +1,117 @@
+"""What the files of a run directory must look like for its readers: names that are there have these types.
+
+Unknown names and missing ones pass, so that runs of older and newer versions can be read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from flatout.config.schema import Config
+from flatout.errors import BadFile
+from flatout.untrusted import check_shape, number, shortened
+
+_COST = {
+    "total_usd": "amount",
+    "prices_dated": "text",
+    "unpriced": ["text"],
+    "lines": [{"name": "text", "quantity": "amount", "unit": "text", "unit_price_usd": "amount", "usd": "amount"}],
+}
+_DATA = dict.fromkeys(
+    ("samples_total", "dataset_bytes", "bytes_read", "fetch_seconds", "decode_seconds", "augment_seconds",
+     "collate_seconds", "cache_hits", "cache_misses", "store_requests", "store_bytes", "store_retries",
+     "store_throttles", "store_request_seconds_p50", "store_request_seconds_p99", "store_request_seconds_p05",
+     "quarantined", "stage_seconds", "staged_bytes"), "amount",
+)  # fmt: skip
+SUMMARY = {
+    "run": "text", "task": "text", "status": "text", "cause": "text", "config_digest": "text",
+    "data_fingerprint": "text", "state_digest": "text", "updated_unix": "amount", "world_size": "count",
+    "attempts": "count", "samples_seen": "count",
+    "device": {"name": "text", "emulated": "flag", "count": "count"},
+    "accuracy": {"top1": "amount", "top5": "amount", "bleu": "amount", "val_loss": "number", "train_loss": "number",
+                 "best_epoch": "count"},
+    "convergence": {"verdict": "text", "why": "text", "alarms": ["text"], "overfitting": "flag",
+                    "overfitting_why": "text"},
+    "learning_rate": {"schedule": "text"},
+    "optimizer": {"name": "text", "groups": [{}]},
+    "throughput": {"samples_per_second": "amount", "steps_per_second": "amount", "step_seconds": "amounts"},
+    "time": {"wall_seconds": "amount", "parts": "amounts", "import_seconds": "amount", "startup_parts": "amounts"},
+    "data": {**_DATA, "classes": "count", "splits": {"train": "amounts", "val": "amounts"}},
+    "shared": {},
+    "device_use": dict.fromkeys(("busy_fraction", "utilization_mean", "memory_peak_bytes", "power_watts_mean",
+                                 "temperature_max_celsius"), "amount"),
+    "network": {**dict.fromkeys(("bytes_sent", "bytes_received", "peak_bits_per_second", "link_bits_per_second"),
+                                "amount"), "interface": "text"},
+    "host": {**dict.fromkeys(("cores", "cpu_limit_cores", "cpu_mean", "cpu_max_core", "cpu_iowait_mean",
+                              "cpu_steal_mean", "cpu_throttled_seconds", "process_cores_mean", "rss_peak_bytes",
+                              "memory_total_bytes", "memory_limit_bytes", "memory_free_min_bytes", "swap_peak_bytes",
+                              "shm_total_bytes", "shm_peak_bytes"), "amount"),
+             "disks": {"data": {"device": "text"}, "run": {"device": "text"}}, "gpus": [{}]},
+    "checkpoint": {"files": "count", "bytes": "count", "seconds": "amount"},
+    "cost": _COST,
+}  # fmt: skip
+ENVIRONMENT = {"device": {"kind": "text", "name": "text"}, "cpu": {"name": "text", "cores_usable": "count"}}
+_INTERVAL = {"value": "amount", "low": "amount", "high": "amount"}
+PREDICTION = {
+    "made_unix": "amount", "config_digest": "text", "changes": {}, "step": _INTERVAL, "run": _INTERVAL,
+    "epoch": _INTERVAL, "samples_per_second": _INTERVAL, "memory": _INTERVAL, "usd": _INTERVAL, "limit": "text",
+}  # fmt: skip
+FINDING = {
+    "id": "text", "cause": "text", "title": "text", "evidence": ["text"], "usd": "number",
+    "fix": {"text": "text", "changes": {}}, "gain": {"factor": "amount", "low": "amount", "high": "amount"},
+}  # fmt: skip
+_SECTIONS = {name for name, shape in SUMMARY.items() if isinstance(shape, dict)}
+
+_COUNTS = ("attempt", "step", "epoch", "batch_index", "samples")
+_AMOUNTS = ("step_seconds", "data_wait_seconds", "time_unix", "cpu_seconds", "late_seconds")
+
+
+def checked_summary(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Sections that are null are left out: there is nothing in them."""
+    check_shape(values, SUMMARY, path)
+    return {name: value for name, value in values.items() if value is not None or name not in _SECTIONS - {"cost"}}
+
+
+def check_config(values: Mapping[str, Any], path: Path) -> None:
+    """Keys that this version knows have values that it would accept; an unknown key or word may be another's."""
+    try:
+        Config.model_validate(values)
+    except ValidationError as error:
+        for each in error.errors():
+            other_version = each["type"] in ("extra_forbidden", "missing", "value_error")
+            if not other_version and not (each["type"] == "literal_error" and isinstance(each["input"], str)):
+                key = ".".join(map(str, each["loc"]))
+                raise BadFile(f"cannot read {path}: {key} is {shortened(each['input'])}: {each['msg']}") from None
+
+
+def check_rows(rows: Sequence[Mapping[str, str]], path: Path, required: Iterable[str]) -> None:
+    """Numbers where numbers are counted on; a loss may be NaN. By column, since a run may have a million rows."""
+    if not rows:
+        return
+    for name in required:
+        if name not in rows[0]:
+            raise BadFile(f"cannot read {path}: it has no column {name}")
+    for name in _COUNTS:
+        _check_column(rows, name, path, lambda cell: cell.isdecimal() and len(cell) < 16, name in required)
+    for name in _AMOUNTS:
+        _check_column(rows, name, path, lambda cell: (number(cell) or 0.0) >= 0 and number(cell) is not None)
+    for name in set(rows[0]) - {*_COUNTS, *_AMOUNTS, "samples_digest", "slowest_rank"}:
+        _check_column(rows, name, path, _is_float)
+
+
+def _check_column(rows: Sequence[Mapping[str, str]], name: str, path: Path, fits: Any, required: bool = False) -> None:
+    if name not in rows[0]:
+        return
+    for place, row in enumerate(rows):
+        cell = row[name]
+        if not (fits(cell) if cell else not required):
+            raise BadFile(f"cannot read {path}: {name} of row {place + 1} is {shortened(cell)}, expected a number")
+
+
+def _is_float(cell: str) -> bool:
+    """NaN and infinities are what a diverged run has."""
+    try:
+        return float(cell) is not None
+    except ValueError:
+        return False
