@@ -47,8 +47,10 @@ def ranks_of(launcher: int) -> list[psutil.Process]:
     return [child for child in children if "flatout" in " ".join(child.cmdline())]
 
 
-@pytest.mark.parametrize("moment", ["ranks start", "lock", "step"])
-@pytest.mark.parametrize("launch", [launched, by_torchrun])
+@pytest.mark.parametrize(
+    ("launch", "moment"),
+    [(launched, "ranks start"), (launched, "lock"), (launched, "step"), (by_torchrun, "ranks start")],
+)
 def test_ranks_end_with_their_launcher(
     work: Path, shapes: Path, launch: Callable[[Path, Path], "subprocess.Popen[bytes]"], moment: str
 ) -> None:
