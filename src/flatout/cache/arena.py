@@ -110,12 +110,14 @@ class PixelFile:
             close(self._fd)
 
 
-def memory_arena(rows: int, capacity_bytes: int) -> Arena:
-    """Anonymous memory; pages are taken as they are filled."""
+def memory_arena(rows: int, capacity_bytes: int, huge_pages: bool = True) -> Arena:
+    """Anonymous memory; pages are taken as they are filled. Without huge pages it costs the same every time."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages, Python's default, cost half as much again
     pixels = memoryview(mmap.mmap(-1, capacity_bytes + 1, flags=private))
     # from an odd address on: libjpeg writes rows at aligned ones past the processor's caches
-    return Arena(rows, pixels[1:], np.zeros(rows, _ROW))
+    arena = Arena(rows, pixels[1:], np.zeros(rows, _ROW))
+    arena.shared[2][1] = 0 if huge_pages else np.iinfo(np.int64).max  # 2 MiB stretches before one is tried
+    return arena
 
 
 def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:

@@ -91,7 +91,8 @@ def _measure(
     """None where the compiled decoder has no part in it: then cropping decodes the whole picture too."""
     if native is None or recipe.view.crop == "raw" or not blobs:
         return None
-    arena, side = memory_arena(len(blobs), decoded_bytes), recipe.view.side(0)
+    # a first huge page may cost as much as all of these pictures, and says little about many more
+    arena, side = memory_arena(len(blobs), decoded_bytes, huge_pages=False), recipe.view.side(0)
     rows, status = np.arange(len(blobs)), np.zeros(len(blobs), np.int32)
     images = np.full((len(blobs), 3, side, side), 0, np.uint8)  # written: their pages are there before the clock runs
     geometry = draw(recipe.view, recipe.seed, 0, rows).geometry

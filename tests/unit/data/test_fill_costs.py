@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from small_datasets import TORN, jpeg, split_of
 
-from flatout.data import tiers
+from flatout.cache.arena import Arena, memory_arena
+from flatout.data import fill_costs, tiers
 from flatout.data.decode import native
 from flatout.data.fill_costs import ASSUMED_EPOCHS, Probed, SampleCosts, fill_or_not, probe_samples
 from flatout.data.prepare import Recipe
@@ -60,6 +61,21 @@ def test_a_few_samples_are_measured(tmp_path: Path) -> None:
     assert min(probed.costs.crop_seconds, probed.costs.fill_seconds, probed.costs.kept_seconds) > 0
     assert probe_samples(recipe(tmp_path / "b"), with_costs=False).costs is None
     assert probe_samples(recipe(tmp_path / "c", "raw"), with_costs=True).costs is None
+
+
+@pytest.mark.skipif(native is None, reason="the compiled decoder crops without decoding the whole")
+def test_no_huge_page_is_tried_while_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a host must find first costs as much as all the samples that are timed."""
+    arenas: list[Arena] = []
+
+    def remembered(*values: int, **options: bool) -> Arena:
+        arenas.append(memory_arena(*values, **options))
+        return arenas[-1]
+
+    monkeypatch.setattr(fill_costs, "memory_arena", remembered)
+    photos = {f"_{slot}": jpeg(slot, 1000, 800) for slot in range(20)}
+    assert probe_samples(recipe(tmp_path, **photos), with_costs=True).costs is not None
+    assert [arena.shared[2][1] > 1 << 40 for arena in arenas] == [True]
 
 
 def test_a_header_that_lies_does_not_make_a_dataset_large(tmp_path: Path) -> None:
