@@ -194,15 +194,18 @@ def assemble(
 
 def _begin_digests(split: Split, fetched: Fetched) -> None:
     """Say what is to be digested: every file that is read, but pixels of a decoded pack only once in a process."""
-    origins, shapes = split.origins, fetched.shapes
+    if not DIGESTS:
+        return
+    origins = split.origins
     passed_over = None if fetched.cache_rows is None else fetched.cache_rows < 0
     if origins.expected is not None:
         rows = split.rows[fetched.ids]
+        if passed_over is None and fetched.shapes is not None:
+            passed_over = origins.verified.take(rows)
+            if bool(passed_over.all()):
+                return
         fetched.expected = origins.expected[rows].view(np.uint8)
-        if passed_over is None and shapes is not None:
-            passed_over = origins.verified[rows] & (shapes[:, 0] > 0)
-    if DIGESTS:
-        fetched.digests = to_digest(fetched.expected, len(fetched.ids), passed_over)
+    fetched.digests = to_digest(fetched.expected, len(fetched.ids), passed_over)
 
 
 def _digest_beforehand(sources: NativeSources, fetched: Fetched) -> NativeSources:
