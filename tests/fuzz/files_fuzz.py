@@ -245,6 +245,8 @@ def attempt(act: Callable[[], object]) -> tuple[str, str]:
         return "hang", traceback.format_exc(limit=-4)
     except SystemExit as error:
         return ("fine", "") if error.code in (0, 1, None) else ("wrong exit", f"exit {error.code}")
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
         if type(error).__name__ == "Exit":  # typer's
             return "fine", ""
@@ -281,7 +283,10 @@ def fuzz(run: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
                 else {key: (lambda words=words: app(words, standalone_mode=False)) for key, words in COMMANDS.items()}
             )
             command = chance.choice(list(commands))
-            ended, trouble = attempt(commands[command])
+            try:
+                ended, trouble = attempt(commands[command])
+            except KeyboardInterrupt:  # the result tells how far it came
+                break
             result.rounds += 1
             result.files[file] += 1
             result.ended.setdefault(command, Counter())[ended] += 1
@@ -336,6 +341,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         run = given.run.resolve() if given.run else make_run(Path(name))
         result = fuzz(run, given.rounds, given.seed)
