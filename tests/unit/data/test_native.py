@@ -316,26 +316,6 @@ def test_times_and_bytes_read(tmp_path: Path) -> None:
 # --- folders -----------------------------------------------------------------------------------------------------
 
 
-def test_small_files_that_are_read_in_groups_are_those_of_their_names(tmp_path: Path) -> None:
-    """More than a group has, some too large for one, one grown and one gone since they were listed."""
-    files = [encode(picture(*((900, 700) if seed % 30 == 7 else (40 + seed, 30)), seed)) for seed in range(90)]
-    for number, data in enumerate(files):
-        (tmp_path / f"{number:02d}").write_bytes(data)
-    assert max(map(len, files)) > 256 << 10 > 32 * min(map(len, files))
-    lengths = np.array([len(data) for data in files])
-    lengths[50] -= 5
-    (tmp_path / "60").unlink()
-    names = b"".join(b"%02d\0" % number for number in range(90))
-    out, status = np.zeros((90, 3, 20, 20), np.uint8), np.full(90, 99, np.int32)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    sources = ([(folder, names)], np.zeros(90, np.int32), 3 * np.arange(90), lengths)
-    _native.load_slice(sources, None, np.array([centre()] * 90), 20, 0, out, status)
-    os.close(folder)
-    assert {slot: code for slot, code in enumerate(status.tolist()) if code} == {60: -errno.ENOENT}
-    expected, _ = load(files, [centre()] * 90, 20)
-    assert all(np.array_equal(out[slot], expected[slot]) for slot in range(90) if slot != 60)
-
-
 def test_files_of_a_folder_are_opened_by_their_names_in_it(tmp_path: Path) -> None:
     files = [encode(picture(70, 50, seed)) for seed in range(3)]
     for number, data in enumerate(files):

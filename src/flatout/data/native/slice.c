@@ -11,8 +11,6 @@
 #include "native.h"
 
 #define CACHE_LINE 64
-#define GROUP_FILES 32
-#define GROUP_BYTES (256 << 10) /* stays in the nearer caches until it is decoded */
 
 enum { KIND, FRACTION, OFFSET_X, OFFSET_Y, SHIFT_X, SHIFT_Y, WIDTHS, HEIGHTS = WIDTHS + 10, FLIP = HEIGHTS + 10 };
 
@@ -96,22 +94,12 @@ box shrink_box(box b, int shrink) {
     return (box){x, y, (b.x + b.w + half) / shrink - x, (b.y + b.h + half) / shrink - y};
 }
 
-/* Small files that are read before the first of them is decoded: the kernel's code and the decoder's drive each other
- * out of the caches, which cost a 64x64 picture a tenth of its time. */
-typedef struct {
-    size_t first, end;            /* of the slice's samples */
-    size_t starts[GROUP_FILES];   /* in `bytes` */
-    bool as_known[GROUP_FILES];   /* else it is read by itself, and looked at */
-    buffer bytes;
-} file_group;
-
 typedef struct {
     const slice *s;
     slice_times *times;
     decoder *jpeg;
     resizer resize;
     buffer file, last_row, picture;
-    file_group group;
 } worker;
 
 /* 0 and up to `expected` bytes in w->file, or a status. */
@@ -142,49 +130,15 @@ static int read_stretch(worker *w, const source *from, size_t *bytes) {
     return status == STATUS_DONE && *bytes < from->bytes ? STATUS_NOT_FOR_ME : status;
 }
 
-static int open_file(const source *from) { return openat(from->fd, from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); }
-
-/* Whether the file still has its size: then one call has read it. */
-static bool read_as_known(int fd, uint8_t *to, size_t bytes) { return pread(fd, to, bytes + 1, 0) == (ssize_t)bytes; }
-
-/* Whatever else than what it was a file has become, is looked at first. */
+/* A file that still has its size is read by one call; whatever else it has become is looked at first. */
 static int read_file(worker *w, const source *from, size_t *bytes) {
-    int fd = open_file(from);
+    int fd = openat(from->fd, from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -errno;
     *bytes = from->bytes;
-    bool as_known = *bytes > 0 && buffer_reserve(&w->file, *bytes + 1) && read_as_known(fd, w->file.bytes, *bytes);
+    bool as_known = *bytes > 0 && buffer_reserve(&w->file, *bytes + 1) &&
+                    pread(fd, w->file.bytes, *bytes + 1, 0) == (ssize_t)*bytes;
     int status = as_known ? STATUS_DONE : read_descriptor(w, fd, bytes);
     close(fd);
-    return status;
-}
-
-static void read_group(worker *w, size_t first) {
-    file_group *g = &w->group;
-    g->first = g->end = first;
-    if (!buffer_reserve(&g->bytes, GROUP_BYTES)) return;
-    for (size_t used = 0; g->end < w->s->count && g->end - first < GROUP_FILES; g->end++) {
-        const source *from = &w->s->sources[g->end];
-        size_t index = g->end - first;
-        if (from->kind != AT_PATH || from->bytes == 0 || from->bytes >= GROUP_BYTES - used) return;
-        int fd = open_file(from);
-        g->starts[index] = used;
-        g->as_known[index] = fd >= 0 && read_as_known(fd, g->bytes.bytes + used, from->bytes);
-        if (fd >= 0) close(fd);
-        used += from->bytes;
-    }
-}
-
-static int read_source(worker *w, size_t index, const uint8_t **data, size_t *bytes) {
-    const source *from = &w->s->sources[index];
-    file_group *g = &w->group;
-    if (from->kind == AT_PATH && index >= g->end) read_group(w, index);
-    *bytes = from->bytes;
-    if (index >= g->first && index < g->end && g->as_known[index - g->first]) {
-        *data = g->bytes.bytes + g->starts[index - g->first];
-        return STATUS_DONE;
-    }
-    int status = from->kind == AT_PATH ? read_file(w, from, bytes) : read_stretch(w, from, bytes);
-    *data = w->file.bytes;
     return status;
 }
 
@@ -268,9 +222,10 @@ static int load_sample(worker *w, size_t index) {
     size_t bytes = from->bytes;
     if (from->kind != IN_MEMORY) {
         double started = now_seconds();
-        int status = read_source(w, index, &data, &bytes);
+        int status = from->kind == AT_PATH ? read_file(w, from, &bytes) : read_stretch(w, from, &bytes);
         w->times->fetch_seconds += now_seconds() - started;
         if (status != STATUS_DONE) return status;
+        data = w->file.bytes;
     }
     if (s->digests && !digest_agrees(data, bytes, s->digests + index * DIGEST_BYTES)) return STATUS_NOT_FOR_ME;
     canvas c = {.planes = s->out + index * 3 * (size_t)s->size * (size_t)s->size,
@@ -298,5 +253,4 @@ void load_slice(const slice *s, slice_times *times) {
     buffer_free(&w.file);
     buffer_free(&w.last_row);
     buffer_free(&w.picture);
-    buffer_free(&w.group.bytes);
 }
