@@ -67,6 +67,9 @@ NASTY_TEXT = [b"[" * 5000, b"{" * 5000, b'{"a":' * 5000, b"&a [*a]", b"a: &a {b:
               b"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\n" + b"".join(b"c%d: &c%d [*b,*b,*b,*b,*b]\n" % (i, i) for i in range(9))]  # fmt: skip
 
 
+ended_early: list[bool] = []
+
+
 class Hangs(BaseException):
     """Not an Exception: nobody may catch it on the way."""
 
@@ -245,8 +248,6 @@ def attempt(act: Callable[[], object]) -> tuple[str, str]:
         return "hang", traceback.format_exc(limit=-4)
     except SystemExit as error:
         return ("fine", "") if error.code in (0, 1, None) else ("wrong exit", f"exit {error.code}")
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
         if type(error).__name__ == "Exit":  # typer's
             return "fine", ""
@@ -283,10 +284,7 @@ def fuzz(run: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
                 else {key: (lambda words=words: app(words, standalone_mode=False)) for key, words in COMMANDS.items()}
             )
             command = chance.choice(list(commands))
-            try:
-                ended, trouble = attempt(commands[command])
-            except KeyboardInterrupt:  # the result tells how far it came
-                break
+            ended, trouble = attempt(commands[command])
             result.rounds += 1
             result.files[file] += 1
             result.ended.setdefault(command, Counter())[ended] += 1
@@ -295,8 +293,8 @@ def fuzz(run: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
                 key = f"{ended} {where.strip().replace(str(ROOT), '')} {trouble.splitlines()[-1][:150]}"
                 if key not in result.found:
                     result.found[key] = f"round {number} seed {seed}: {command} on {file} ({how})\n{trouble}"
-                if len(result.found) >= stop_at:
-                    break
+            if len(result.found) >= stop_at or ended_early:
+                break
     result.seconds = time.perf_counter() - started
     return result
 
@@ -341,7 +339,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: ended_early.append(True))  # the result tells how far it came
     with tempfile.TemporaryDirectory() as name:
         run = given.run.resolve() if given.run else make_run(Path(name))
         result = fuzz(run, given.rounds, given.seed)

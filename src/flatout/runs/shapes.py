@@ -68,9 +68,11 @@ _AMOUNTS = ("step_seconds", "data_wait_seconds", "time_unix", "cpu_seconds", "la
 
 
 def checked_summary(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Sections that are null are left out: there is nothing in them."""
+    """Sections that are null are left out: there is nothing in them. (Those that may be are asked for so.)"""
     check_shape(values, SUMMARY, path)
-    return {name: value for name, value in values.items() if value is not None or name not in _SECTIONS - {"cost"}}
+    return {
+        name: value for name, value in values.items() if value is not None or name not in _SECTIONS - {"cost", "shared"}
+    }
 
 
 def check_config(values: Mapping[str, Any], path: Path) -> None:
