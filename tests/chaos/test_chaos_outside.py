@@ -144,11 +144,13 @@ def test_packets_dropped_for_a_while(work: Path, shapes: Path, tmp_path: Path, u
     runtime, said = {"XDG_RUNTIME_DIR": str(tmp_path)}, work / "said.txt"
     with island() as place:
         others = [place.start("redis-server", "--port", "6379", "--save", "", "--dir", tmp_path, cwd=work)]
-        serve = (FLATOUT, "serve", "--listen", "127.0.0.1:7070", "--redis", "redis://127.0.0.1:6379", "--threads", "1")
-        others.append(place.start(*serve, "--bytes", "8MB", cwd=work, **runtime))
+        serve = (FLATOUT, "serve", "--listen", "127.0.0.1:7070", "--redis", "redis://127.0.0.1:6379", "--data", shapes)
+        others.append(place.start(*serve, "--threads", "1", "--bytes", "8MB", cwd=work, **runtime))
         training = None
         try:
-            wait_until((tmp_path / "flatout/shared.sock").exists, "flatout serve")
+            socket = tmp_path / "flatout/shared.sock"
+            wait_until(lambda: socket.exists() or others[-1].poll() is not None, "flatout serve")
+            assert others[-1].poll() is None, said.read_text()
             training = place.start(FLATOUT, "train", config, cwd=work, **runtime)
             wait_until(lambda: row_count(run) >= 5 or training.poll() is not None, "5 steps")
             place.drop(True)

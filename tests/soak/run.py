@@ -69,7 +69,7 @@ class Services:
         commands = {
             "redis": ["redis-server", "--port", self.ports["redis"], "--save", "", "--dir", self.folder],
             "server": [flatout, "serve", "--listen", f"127.0.0.1:{self.ports['server']}", "--redis", redis,
-                       "--bytes", "32MB", "--threads", "1"],
+                       "--data", "s3://soak", "--bytes", "32MB", "--threads", "1"],
         }  # fmt: skip
         for name, command in commands.items():
             if name not in self.running or self.running[name].poll() is not None:

@@ -34,6 +34,7 @@ from flatout.errors import StoreUnreachable
 from flatout.service.client import SharedPool, Terms
 from flatout.service.messages import Batches, Message, Next, Register, Registered
 from flatout.service.producer import make_batch
+from flatout.service.simulation import SIMULATED_SPEC
 from flatout.service.specs import ImagePreparer, batch_bytes, batch_key
 from flatout.tasks.classification import Classification, Inputs
 from flatout.tasks.translation import TextInputs, Translation
@@ -76,7 +77,7 @@ class HarshService:
             make_batch(ImagePreparer(self._recipe, None, 1), epoch, index, space, name, True)
         return lambda: Batches(position=message.position, buffers=taken, denied=None if taken else "no room")
 
-    def read(self, number: int, key: bytes) -> memoryview:
+    def read(self, number: int, key: bytes, most_bytes: int) -> memoryview:
         return memoryview(self._memory[number])
 
     def send(self, message: Message) -> None: ...
@@ -86,7 +87,11 @@ class HarshService:
 
 def shared_loader(recipe: Recipe, service: HarshService) -> Loader:
     register = Register(
-        stream=STREAM, spec={}, batches_per_epoch=recipe.batches_per_epoch, batch_bytes=batch_bytes(recipe), position=0
+        stream=STREAM,
+        spec=SIMULATED_SPEC,
+        batches_per_epoch=recipe.batches_per_epoch,
+        batch_bytes=batch_bytes(recipe),
+        position=0,
     )
     terms = Terms(register, lambda wait: (service, service), lambda epoch, index: None)  # type: ignore[arg-type]
     pool = SharedPool(recipe, terms, lambda: pytest.fail("the service is there"), host_memory.memory_for("cuda"))
