@@ -47,7 +47,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "set without a value": (set_to("train.epochs"), "--set 'train.epochs' has no value"),
     "set that is not YAML": (set_to("data.classes=[a"), "is not valid YAML"),
     "set of the wrong type": (set_to("train.epochs=many"), "train.epochs is 'many'"),
-    "set beyond all limits": (set_to("train.lr=1e308"), "train.lr is '1e308': input should be at most 1e+18"),
+    "set beyond all limits": (set_to("train.lr=1e308"), "train.lr is '1e308': input should be at most 1e+30"),
     "zeros without end as a recipe": (lambda work: ["train", "/dev/zero"], "it is a pipe or a device"),
     "a recipe that holds itself": (with_file("self.yaml", b"&a {b: *a}", "train", "self.yaml"), "an alias refers to"),
     "set below the limit": (set_to("data.batch_size=0"), "data.batch_size is 0"),

@@ -1,16 +1,16 @@
 """One rank of a run, started by `launch_ranks`: trains, and leaves its error where the launcher finds it."""
 
 import json
-import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
-from flatout.app.lasting_output import outlive_readers
+from flatout.app.lasting_output import leave, outlive_readers
 from flatout.errors import FlatoutError
 from flatout.parents import exit_with_parent
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> NoReturn:
     from flatout.app.train_run import train_run  # seconds, in which the launcher may end
 
     options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
@@ -19,9 +19,8 @@ def main(folder: Path) -> None:
     except FlatoutError as error:
         if not getattr(error, "quiet", False):
             (folder / "error.json").write_text(json.dumps([str(error), error.exit_code]), encoding="utf-8")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_code)  # threads of a broken process group may end a usual exit with a message of theirs
+        leave(error.exit_code)
+    leave(0)
 
 
 if __name__ == "__main__":

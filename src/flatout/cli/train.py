@@ -1,9 +1,11 @@
 import gc
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from flatout.app.lasting_output import leave
 from flatout.cli.main import app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
@@ -49,8 +51,13 @@ def train(
     gc.enable()
     overrides = parse_assignments(assignments or [])
     finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, as_json, whole_process=True)
-    if not finished.summary:  # one of several ranks; rank 0 prints
-        return
+    if finished.summary:  # else one of several ranks; rank 0 prints
+        _print(finished, as_json)
+    if "WORLD_SIZE" in os.environ:
+        leave(0)
+
+
+def _print(finished: Any, as_json: bool) -> None:
     if as_json:
         print_json(finished.summary)
     else:

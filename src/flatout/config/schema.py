@@ -63,8 +63,8 @@ Auto = Literal["auto"]
 OffAuto = Annotated[Literal["off", "auto"], BeforeValidator(_word)]
 
 
-MOST = 1e18
-"""Of any number in a recipe: bytes of an exabyte."""
+MOST_WHOLE, MOST = 1e18, 1e30
+"""Of any whole number in a recipe (bytes of an exabyte), and of any other (its square is still finite)."""
 
 
 class Section(BaseModel):
@@ -85,8 +85,9 @@ class Section(BaseModel):
     @classmethod
     def _refuse_absurd(cls, value: Any) -> Any:
         """No key needs more, and what is computed from it stays finite."""
-        if isinstance(value, int | float) and abs(value) > MOST:
-            raise PydanticCustomError("too_large", f"input should be at most {MOST:g}")
+        most = MOST_WHOLE if isinstance(value, int) else MOST
+        if isinstance(value, int | float) and abs(value) > most:
+            raise PydanticCustomError("too_large", f"input should be at most {most:g}")
         return value
 
 

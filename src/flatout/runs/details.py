@@ -88,7 +88,8 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], str | None]:
         return [], None
     found = values.get("findings", []) if isinstance(values, dict) else values
     verdict = values.get("verdict") if isinstance(values, dict) else None
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else [], verdict
+    dicts = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return dicts, verdict if isinstance(verdict, str) else None
 
 
 def numbers(rows: Sequence[Mapping[str, str]], column: str) -> list[float | None]:

@@ -57,10 +57,6 @@ PREDICTION = {
     "made_unix": "amount", "config_digest": "text", "changes": {}, "step": _INTERVAL, "run": _INTERVAL,
     "epoch": _INTERVAL, "samples_per_second": _INTERVAL, "memory": _INTERVAL, "usd": _INTERVAL, "limit": "text",
 }  # fmt: skip
-FINDING = {
-    "id": "text", "cause": "text", "title": "text", "evidence": ["text"], "usd": "number",
-    "fix": {"text": "text", "changes": {}}, "gain": {"factor": "amount", "low": "amount", "high": "amount"},
-}  # fmt: skip
 _SECTIONS = {name for name, shape in SUMMARY.items() if isinstance(shape, dict)}
 
 _COUNTS = ("attempt", "step", "epoch", "batch_index", "samples")
