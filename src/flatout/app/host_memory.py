@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -13,6 +14,7 @@ from flatout.units import format_bytes
 LEAST_STEP_BYTES = 128 << 20
 """For kernels, threads and batches of the smallest model; with less, oneDNN ends the process with a segfault."""
 _TO_START_BYTES = 1_000_000_000
+_LEAST_TO_START_BYTES = 640_000_000  # of addresses, that torch's CPU build and flatout map; a CUDA build maps more
 _SAID_BY_ALLOCATORS = (
     "can't allocate memory",
     "Cannot allocate memory",
@@ -100,10 +102,19 @@ def explain_memory(error: BaseException, when: str) -> FlatoutError | None:
     return RunFailed(f"this host ran out of memory {when}: {words}; {bound}; {remedy()}")
 
 
+def require_start() -> None:
+    """Before torch is loaded: with too few addresses for it, its libraries fail in many ways, aborts among them."""
+    limit = _address_limit()
+    if "torch" not in sys.modules and limit is not None and limit.free_bytes < _LEAST_TO_START_BYTES:
+        raise RunFailed(_too_little_to_start(limit))
+
+
 def explain_start(error: BaseException) -> str | None:
-    """The same before anything is loaded."""
+    """The same where it was enough for most of it."""
     limit = tightest_limit()
-    if not is_out_of_memory(error, limit):
-        return None
+    return _too_little_to_start(limit) if is_out_of_memory(error, limit) else None
+
+
+def _too_little_to_start(limit: Limit | None) -> str:
     bound = "the memory that is free" if limit is None else str(limit)
     return f"not enough memory to start: torch and flatout take about {format_bytes(_TO_START_BYTES)}; {bound}"

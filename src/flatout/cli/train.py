@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flatout.app.host_memory import require_start
 from flatout.app.lasting_output import leave
 from flatout.cli.main import app
 from flatout.cli.options import Assignments, ConfigPath, Json
@@ -43,6 +44,7 @@ def train(
     if rehearse is not None:
         _rehearse(config, assignments or [], rehearse, as_json)
         return
+    require_start()
     gc.disable()  # it finds nothing in what imports leave, and takes a tenth of their time to look
     from flatout.app.show import parse_assignments
     from flatout.app.train_run import train_run
