@@ -10,12 +10,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from flatout.cost.machines import load_machines
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, read_yaml
 
 DEFAULT_REGION = "us-east-1"
 _SHIPPED = Path(__file__).with_name("prices.yaml")
-_INSTANCE_FIGURES = ("usd_per_hour", "spot_usd_per_hour", "network_gbps")
+_INSTANCE_FIGURES = ("usd_per_hour", "spot_usd_per_hour", "network_gbps", "gpus", "vcpus", "memory_gib")
+_INSTANCE_TEXTS = ("gpu", "cloud", "local_disk")
+"""What a price file may say of a machine that is no number (cost/machines.py reads it)."""
 Key = tuple[str, str, str, str]
 """Region, section, name, figure."""
 
@@ -47,7 +50,11 @@ class Catalogue:
             return price
         known = sorted({name for where, section, name, _ in self.figures if (where, section) == (region, "instances")})
         other = f"set cost.usd_per_hour in place of cost.instance, or give instances.{instance}.{figure} in cost.prices"
-        if instance in known:
+        machine = next((each for each in load_machines() if (each.name, each.region) == (instance, region)), None)
+        listed = machine.hourly_usd(spot) if machine is not None and instance not in known else None
+        if machine is not None and listed is not None:
+            return Price(listed, machine.as_of, "instances.csv shipped with flatout")
+        if instance in known or machine is not None:
             kind = "spot" if spot else "on-demand"
             raise ConfigError(f"no {kind} price is known for {instance} in {region}; {other}")
         close = difflib.get_close_matches(instance, known, n=1)
@@ -65,7 +72,7 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
     shipped = _shipped()
     if path is None:
         return shipped
-    values = _read(path)
+    values = read_price_file(path)
     own = dict(_figures(values, path, str(path)))
     for _, section, name, figure in own:
         _check_known(path, section, name, figure, shipped.figures)
@@ -75,11 +82,12 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
 @functools.cache
 def _shipped() -> Catalogue:
     """Once per process: reading it takes 25 ms, and a run asks at its start and at the end of every epoch."""
-    values = _read(_SHIPPED)
+    values = read_price_file(_SHIPPED)
     return Catalogue(str(values["dated"]), dict(_figures(values, _SHIPPED, "prices.yaml shipped with flatout")))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_price_file(path: Path) -> dict[str, Any]:
+    """Its keys as they stand, checked to be a dated mapping."""
     try:
         with blamed_as(ConfigError):
             values = read_yaml(path)
@@ -107,6 +115,8 @@ def _figures(values: Mapping[str, Any], path: Path, source: str) -> Iterator[tup
                 raise ConfigError(
                     f"price file {path}: {where}.as_of is {reprlib.repr(as_of)}; write a date like 2026-09"
                 )
+            if section == "instances":
+                numbers = {figure: number for figure, number in numbers.items() if figure not in _INSTANCE_TEXTS}
             for figure, number in numbers.items():
                 price = Price(_number(number, path, f"{where}.{figure}"), str(as_of), source)
                 yield (str(region), str(section), str(name), str(figure)), price

@@ -1,0 +1,239 @@
+"""Plan a recipe on machines that are not here: every option, the cheapest, the fastest, and what lies between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from flatout.commands.planned_data import KNOWN, Facts, Sizes, data_facts
+from flatout.commands.traced_model import Shape, traced_work
+from flatout.config.loading import config_digest, load_config
+from flatout.config.loading import parse_assignments as parse_assignments
+from flatout.config.schema import Config
+from flatout.cost.catalogue import load_catalogue, read_price_file
+from flatout.cost.machines import OLD_DAYS, Machine, days_old, load_machines
+from flatout.errors import ConfigError
+from flatout.planning.cards import Card, find_card, load_cards
+from flatout.planning.estimate import Correction
+from flatout.planning.options import Job, Option, cheapest, fastest, frontier, option_for
+from flatout.planning.work import Work
+from flatout.runs.directory import write_json
+from flatout.units import parse_bytes, parse_seconds
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked on the command line."""
+
+    data: str | None = None
+    samples: int | None = None
+    sample_bytes: str | None = None
+    machines: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    max_usd: float | None = None
+    deadline: str | None = None
+    nodes: int = 1
+    store: str | None = None
+    measured: Path | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every option, the two best and the frontier between them."""
+
+    recipe: str
+    digest: str
+    question: Question
+    options: tuple[Option, ...]
+    cheapest: Option | None
+    fastest: Option | None
+    frontier: tuple[Option, ...]
+    data_basis: str
+    notes: tuple[str, ...]
+    made_unix: float
+    identity: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plan": self.identity, "recipe": self.recipe, "config_digest": self.digest, "made_unix": self.made_unix,
+            "options": [each.to_dict() for each in self.options],
+            "best": {
+                "cheapest": None if self.cheapest is None else self.cheapest.to_dict(),
+                "fastest": None if self.fastest is None else self.fastest.to_dict(),
+            },
+            "frontier": [each.name for each in self.frontier], "data_basis": self.data_basis, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], question: Question) -> Plan:
+    """Traces, sizes and prices to options, cheapest first."""
+    config = load_config(source, _with_path(question, overrides)).config
+    facts = data_facts(config, _sizes(config, question), question.store)
+    job = job_of(config, facts, question)
+    machines, notes = _machines(config, question)
+    options = [option_for(job, machine, card, spot) for machine, card, spot in machines]
+    options.sort(key=lambda each: (not each.fits, each.usd is None, each.usd.value if each.usd else each.hours.value))
+    deadline = None if question.deadline is None else parse_seconds(question.deadline) / 3600
+    if question.accuracy is not None:
+        notes.append("--accuracy: epochs to an accuracy are not predicted without a run; epochs are the recipe's")
+    made = time.time()
+    plan = Plan(
+        config.name, config_digest(config), question, tuple(options), cheapest(options, deadline),
+        fastest(options, question.max_usd), tuple(frontier(options)), facts.samples.basis, tuple(notes), made,
+    )  # fmt: skip
+    return replace(plan, identity=f"{plan.digest[:8]}-{int(made):x}")
+
+
+def _with_path(question: Question, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    is_path = question.data is not None and question.data not in KNOWN
+    return {**overrides, **({"data.path": question.data} if is_path else {})}
+
+
+def _sizes(config: Config, question: Question) -> Sizes | None:
+    """None: the data itself has to say."""
+    known = KNOWN.get(question.data or "")
+    if question.samples is None and known is not None:
+        return known
+    if question.samples is None:
+        return None
+    sizes = known or KNOWN["imagenet"]
+    classes = config.data.classes if isinstance(config.data.classes, int) else sizes.classes
+    each = sizes.bytes_each if question.sample_bytes is None else float(parse_bytes(question.sample_bytes))
+    scale = (each / sizes.bytes_each) ** 0.5  # as many bytes a pixel
+    width, height = (max(32, round(side * scale)) for side in (sizes.width, sizes.height))
+    return Sizes(question.samples, round(0.04 * question.samples), classes, each, width, height)
+
+
+def job_of(config: Config, facts: Facts, question: Question) -> Job:
+    shape = Shape(config, max(1, facts.classes), side_of(config))
+    known: dict[tuple[bool, bool], Work] = {}
+
+    def works(narrow: bool, checkpointing: bool) -> Work:
+        if (narrow, checkpointing) not in known:
+            known[narrow, checkpointing] = traced_work(shape, narrow, checkpointing)
+        return known[narrow, checkpointing]
+
+    train, text = config.train, config.task == "translation"
+    correction = None if question.measured is None else _correction(question.measured, config, works)
+    workers = config.data.workers if isinstance(config.data.workers, int) else None
+    return Job(
+        model=config.model.name.rpartition(":")[2], works=works, samples=facts.samples, batch=batch_of(config),
+        epochs=train.epochs, max_steps=train.max_steps, precision=train.precision, tf32=train.tf32,
+        channels_last=None if text else train.channels_last, checkpointing=train.checkpointing,
+        can_checkpoint=":" not in config.model.name, accumulate=train.accumulate,
+        sharded=config.parallel.mode == "fsdp", workers=workers, cached=not text and config.data.cache != "off",
+        nodes=question.nodes, validations=-(-train.epochs // config.validate_.every_epochs), correction=correction,
+    )  # fmt: skip
+
+
+def batch_of(config: Config) -> int:
+    """Samples of one step on one card; of text, pairs of average length that fill its tokens."""
+    from flatout.commands.traced_model import PAIR_TOKENS
+
+    if config.task == "translation":
+        return max(1, config.data.batch_tokens // (2 * PAIR_TOKENS))
+    if config.data.global_batch is None:
+        return config.data.batch_size
+    devices = config.parallel.devices if isinstance(config.parallel.devices, int) else 1
+    return max(1, config.data.global_batch // (devices * config.parallel.nodes))
+
+
+def side_of(config: Config) -> int:
+    if config.task == "translation":
+        return 0
+    from flatout.data.views import resolve_view
+
+    view = resolve_view(config.data.view, config.views)
+    return max([view.size, *(size for _, size in view.sizes)])
+
+
+def _machines(config: Config, question: Question) -> tuple[list[tuple[Machine, Card, bool]], list[str]]:
+    """What was named, else every machine with a card that specs.csv knows; on demand, and spot where it has a price."""
+    prices = None if config.cost.prices is None else read_price_file(config.cost.prices)
+    load_catalogue(config.cost.prices)  # refuses what is wrong in the user's file
+    cards, known = load_cards(), load_machines(prices)
+    notes: list[str] = []
+    chosen: list[Machine] = []
+    for name in question.machines:
+        found = [each for each in known if each.name == name]
+        if not found:
+            raise ConfigError(_unknown_machine(name, known))
+        chosen += found
+    homes = [_at_home(find_card(name)) for name in question.gpus]
+    if not question.machines and not question.gpus:
+        chosen = known
+    unknown = sorted({each.gpu for each in chosen if each.gpu not in cards})
+    if unknown:
+        notes.append(f"no figures of {', '.join(unknown)}: machines with them are left out")
+    offered = [
+        (each, cards[each.gpu], spot)
+        for each in chosen
+        for spot in (False, True)
+        if each.gpu in cards and each.hourly_usd(spot) is not None
+    ]
+    if not offered and not homes:
+        raise ConfigError("no machine has a price; give one in a price file (cost.prices), or ask for cards with --gpu")
+    old = [
+        days for each, _, _ in offered if (days := days_old(each.as_of, date.today())) is not None and days > OLD_DAYS
+    ]
+    if old:
+        notes.append(f"prices are up to {max(old)} days old: flatout prices import FILE brings newer ones")
+    return offered + [(machine, card, False) for machine, card in homes], notes
+
+
+def _unknown_machine(name: str, known: Sequence[Machine]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, [each.name for each in known], n=1)
+    hint = f"did you mean {close[0]}?" if close else "flatout prices show lists them;"
+    return f"no machine is called {name!r}; {hint} a card at home is asked for with --gpu"
+
+
+def _at_home(card: Card) -> tuple[Machine, Card]:
+    """A card in this machine: its cores and memory are the ones at hand."""
+    from flatout.data.budgets import usable_cores
+
+    cores = float(usable_cores())
+    return Machine(f"{card.name} here", "own", card.name, 1, cores, None, None, None, None, "nvme", "here", "n/a"), card
+
+
+def _correction(directory: Path, config: Config, works: Any) -> Correction:
+    """A run or probe of the same model on a known card: what its device took of what is estimated for that card."""
+    from flatout.app.predict import calibration_of
+    from flatout.planning.estimate import arithmetic_for, speed_of
+    from flatout.runs import read_run
+
+    run = read_run(directory)
+    own = load_config(run.config).config
+    if own.model != config.model:
+        raise ConfigError(
+            f"{directory} trained {own.model.name}, not {config.model.name}: it says nothing of its speed"
+        )
+    device = str((run.summary.get("device") or {}).get("name") or "")
+    cards = sorted((name for name in load_cards() if name.lower() in device.lower()), key=len)
+    if not cards:
+        raise ConfigError(f"{directory} ran on {device or 'an unknown device'}, which is no card of specs.csv")
+    card, calibration = find_card(cards[-1]), calibration_of(run, own)
+    arithmetic = arithmetic_for(card, calibration.settings.precision, own.train.tf32)
+    work = works(arithmetic == "amp", own.train.checkpointing)
+    batch = calibration.settings.batch_size
+    told = speed_of(work, batch, card, arithmetic, own.train.channels_last, own.model.name).seconds.value
+    return Correction(calibration.device.step_seconds(batch) / told, card.name, str(directory))
+
+
+def keep_plan(plan: Plan, folder: Path, emitted_digest: str | None = None) -> Path:
+    """Stored under runs/plans, where `flatout plan --score` finds it. A run follows it that trains the recipe as it was
+    planned, or as it was emitted for one machine."""
+    digests = [plan.digest, *([emitted_digest] if emitted_digest else [])]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{plan.identity}.json"
+        write_json(path, {**plan.to_dict(), "config_digests": digests})
+    except OSError as error:
+        raise ConfigError(f"cannot keep the plan in {folder}: {error.strerror}; name a folder with --runs") from None
+    return path

@@ -1,0 +1,101 @@
+"""What follows a plan: files to start the chosen machine with, and how well earlier plans held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flatout.commands.plan import Plan
+from flatout.config.loading import config_digest, dump_config, load_config
+from flatout.errors import BadFile, ConfigError
+from flatout.planning.emit import emitted_files, tuned
+from flatout.planning.options import Option
+from flatout.reports.plan_page import write_plan_page
+from flatout.reports.plan_text import plan_text, scores_text
+from flatout.runs import Run, list_runs
+from flatout.runs.directory import read_json, write_text
+
+PLANS = "plans"
+"""Folder of stored plans, beside the runs."""
+
+
+def emit(
+    plan: Plan, source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], folder: Path, name: str | None
+) -> tuple[list[Path], str]:
+    """The tuned recipe and a file for SkyPilot, Slurm and a shell, for the named option or the cheapest; and the digest
+    by which a run of it is known."""
+    option = _chosen(plan, name)
+    changes = {**overrides, **tuned(option, plan.question.nodes, plan.question.max_usd)}
+    config = load_config(source, changes).config
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in option.machine.name)
+    recipe = folder / f"{config.name}-{stem}.yaml"
+    write_text(recipe, dump_config(config))
+    written = [recipe]
+    for ending, text in emitted_files(option, recipe.name, plan.question.nodes).items():
+        written.append(folder / f"{config.name}-{stem}.{ending}")
+        write_text(written[-1], text)
+    return written, config_digest(config)
+
+
+def _chosen(plan: Plan, name: str | None) -> Option:
+    option = plan.cheapest or plan.fastest if name is None else next((o for o in plan.options if o.name == name), None)
+    if option is None:
+        asked = "nothing fits within the limits" if name is None else f"no option is called {name!r}"
+        raise ConfigError(f"{asked}: there is nothing to write a recipe for")
+    if not option.fits:
+        raise ConfigError(f"{option.name} does not hold the job: {option.memory.peak_bytes / 1e9:.1f} GB")
+    return option
+
+
+def score_plans(folder: Path) -> list[dict[str, Any]]:
+    """Every stored plan whose recipe was then trained: by digest of the recipe, or by `plan` in the run's summary."""
+    runs = list_runs(folder)
+    scores = []
+    for path in sorted((folder / PLANS).glob("*.json")):
+        with suppress(BadFile, KeyError, TypeError, ValueError):
+            plan = read_json(path)
+            scores += [score for run in runs if (score := _score(plan, run)) is not None]
+    return scores
+
+
+def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
+    """On the machine that the run says it was, else on a card of its device's name."""
+    same = run.summary.get("plan") == plan["plan"] or run.summary.get("config_digest") in plan["config_digests"]
+    started = float(run.steps[0]["time_unix"]) if run.steps and run.steps[0].get("time_unix") else None
+    measured = (run.summary.get("throughput") or {}).get("samples_per_second")
+    if not same or measured is None or (started is not None and started < plan["made_unix"]):
+        return None
+    device = str((run.summary.get("device") or {}).get("name") or "").lower()
+    world = int(run.summary.get("world_size") or 1)
+    options = [each for each in plan["options"] if each["gpu"].lower() in device and each["gpus"] == world]
+    if not options:
+        return None
+    option = options[0]
+    planned = option["samples_per_second"]
+    return {
+        "plan": plan["plan"], "machine": option["machine"], "run": run.name, "planned": planned["value"],
+        "measured": measured, "error": planned["value"] / measured - 1,
+        "inside": planned["low"] <= measured <= planned["high"],
+    }  # fmt: skip
+
+
+def write_page(plan: Mapping[str, Any], path: Path) -> None:
+    write_plan_page(plan, path)
+
+
+def print_plan(plan: Mapping[str, Any], everything: bool) -> None:
+    Console(highlight=False).print(plan_text(plan, everything))
+
+
+def print_written(paths: list[Path]) -> None:
+    for path in paths:
+        Console(highlight=False).print(f"written: {path}", markup=False)
+
+
+def print_scores(scores: list[dict[str, Any]]) -> None:
+    Console(highlight=False).print(scores_text(scores))

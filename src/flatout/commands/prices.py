@@ -1,0 +1,81 @@
+"""Look at the machines and prices that plans use, and bring newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from flatout.cost.catalogue import load_catalogue, read_price_file
+from flatout.cost.machines import OLD_DAYS, cheapest_first, days_old, load_machines, read_skypilot
+from flatout.errors import ConfigError
+from flatout.planning.cards import load_cards
+from flatout.runs.directory import write_text
+
+
+def machines_known(prices: Path | None) -> list[dict[str, Any]]:
+    values = None if prices is None else read_price_file(prices)
+    load_catalogue(prices)
+    return [asdict(each) for each in cheapest_first(load_machines(values))]
+
+
+def cards_known() -> list[dict[str, Any]]:
+    return [asdict(each) for each in load_cards().values()]
+
+
+def import_catalogue(path: Path, out: Path, today: date) -> dict[str, Any]:
+    """SkyPilot's CSV as a price file of ours, to be named in cost.prices."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; give a CSV of SkyPilot's catalogue") from None
+    values = read_skypilot(text, str(path), today.isoformat())
+    write_text(out, yaml.safe_dump(values, sort_keys=True))
+    load_catalogue(out)  # what we wrote loads
+    unknown = sorted({entry["gpu"] for entry in values["instances"].values()} - set(load_cards()))
+    return {"machines": len(values["instances"]), "written": str(out), "cards_unknown": unknown}
+
+
+def print_machines(machines: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="machines and dollars an hour", title_justify="left")
+    for name in ("machine", "cloud", "cards", "vCPUs", "memory", "on demand", "spot", "region", "as of"):
+        table.add_column(name)
+    today = date.today()
+    for each in machines:
+        days = days_old(each["as_of"], today)
+        old = f" ({days} days)" if days is not None and days > OLD_DAYS else ""
+        table.add_row(
+            each["name"], each["cloud"], f"{each['gpus']} x {each['gpu']}", _known(each["vcpus"]),
+            f"{_known(each['memory_gib'])} GiB", _known(each["usd_per_hour"]), _known(each["spot_usd_per_hour"]),
+            each["region"], f"{each['as_of']}{old}",
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+
+
+def print_cards(cards: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="cards (vendors' figures)", title_justify="left")
+    for name in ("card", "generation", "GB", "GB/s", "fp32 TFLOPS", "16-bit tensor TFLOPS", "watts"):
+        table.add_column(name)
+    for each in cards:
+        table.add_row(
+            each["name"], each["architecture"], _known(each["memory_gb"]), _known(each["memory_gb_s"]),
+            _known(each["fp32_tflops"]), _known(each["fp16_tensor_tflops"]), _known(each["watts"]),
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+
+
+def print_imported(told: dict[str, Any]) -> None:
+    said = f"{told['machines']} machines in {told['written']}; use it with --set cost.prices={told['written']}"
+    if told["cards_unknown"]:
+        said += f"; no figures of {', '.join(told['cards_unknown'])}: no plan for machines with them"
+    Console(highlight=False).print(said, markup=False)
+
+
+def _known(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:g}"

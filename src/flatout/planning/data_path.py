@@ -1,0 +1,129 @@
+"""How fast samples reach the device on another machine: decoding by its vCPUs, reading from its store."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flatout.cost.machines import Machine
+from flatout.diagnosis.model.input import Loading, SampleCosts, batches_per_second
+from flatout.diagnosis.model.interval import Interval
+
+_FAMILIES = {
+    "g4dn": 0.85, "g5": 1.0, "g6": 1.1, "g6e": 1.1, "p3": 0.75, "p4d": 0.9, "p4de": 0.9, "p5": 1.1, "p5e": 1.1,
+    "p6": 1.2, "n1": 0.75, "a2": 0.9, "a3": 1.05, "g2": 0.9, "Standard_NC": 0.95, "Standard_ND": 1.0,
+    "gpu_": 0.95, "BM": 1.0, "VM": 1.0,
+}  # fmt: skip
+"""What one vCPU (a hyper-thread, its neighbour busy too) decodes, relative to one of a Zen 2 or Ice Lake server. By the
+processors these machines are stated to have; measured nowhere yet, so that the interval is wide."""
+KNOWN_FAMILY_SPREAD, UNKNOWN_FAMILY_SPREAD = 0.2, 0.35
+_VCPUS_PER_CARD = 8.0
+"""Where a catalogue does not say."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A class of storage as its tenants find it."""
+
+    name: str
+    latency_seconds: float
+    stream_bytes_per_second: float
+    bytes_per_second: float
+    """For all requests together; a machine's network caps it further where that is known."""
+    fetchers: int = 0
+    remote: bool = False
+
+
+STORES = {
+    "nvme": Store("local NVMe", 0.0001, 1e9, 1.5e9),
+    "disk": Store("network disk (gp3)", 0.001, 125e6, 125e6),
+    "s3": Store("object store", 0.03, 60e6, 1.2e9, fetchers=64, remote=True),
+    "memory": Store("memory", 0.0, math.inf, math.inf),
+}
+_UNKNOWN_NETWORK_GBPS = 5.0
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is known of the data, and how."""
+
+    count: int
+    validation_count: int
+    bytes_each: float
+    decode_seconds: float
+    """Decoding one sample on one core of the machine that measured it."""
+    augment_seconds: float
+    decoded_bytes: float
+    """Of one decoded sample: what a cache in memory would hold."""
+    basis: str
+    store: str = "disk"
+    """A key of STORES: where the recipe's path lies."""
+    core_factor: float = 1.0
+    """The measuring core relative to the reference of _FAMILIES."""
+
+    @property
+    def preparing_seconds(self) -> float:
+        return self.decode_seconds + self.augment_seconds
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What limits the samples on one machine."""
+
+    per_second: Interval
+    limit: str
+    """decode, store, disk or network."""
+    vcpus: float
+    kept_in_memory: bool
+
+
+def family_factor(machine: Machine) -> tuple[float, float]:
+    """A vCPU's speed and how sure that is, as a spread in logarithms."""
+    family = machine.name.partition(".")[0]
+    for known in sorted(_FAMILIES, key=len, reverse=True):
+        if family == known or (machine.name.startswith(known) and known[-1:] in "_CDM"):
+            return _FAMILIES[known], KNOWN_FAMILY_SPREAD
+    return 0.95, UNKNOWN_FAMILY_SPREAD
+
+
+def feed_of(samples: Samples, machine: Machine, batch: float, epochs: int, cached: bool) -> Feed:
+    """Samples per second of a warm epoch. One thread for each card is the training's own."""
+    factor, spread = family_factor(machine)
+    vcpus = machine.vcpus or _VCPUS_PER_CARD * machine.gpus
+    if machine.vcpus is None:
+        spread = UNKNOWN_FAMILY_SPREAD
+    cores = max(0.5, vcpus - 0.5 * machine.gpus)
+    scale = samples.core_factor / factor
+    held = cached and epochs > 1 and _fits_memory(samples, machine)
+    costs = SampleCosts(
+        (samples.augment_seconds if held else samples.preparing_seconds) * scale,
+        0.0 if held else samples.bytes_each,
+        0.0 if held else STORES[samples.store].latency_seconds,
+        STORES[samples.store].stream_bytes_per_second,
+    )
+    loading, store_limit, known = _loading(samples, machine, cores, held)
+    if not known:
+        spread = max(spread, UNKNOWN_FAMILY_SPREAD)
+    rate = batches_per_second(batch, costs, loading) * batch
+    decoding = cores / costs.decode_seconds if costs.decode_seconds else math.inf
+    limit = "decode" if rate >= 0.999 * decoding else store_limit
+    wide = Interval(rate, rate * math.exp(-spread), rate * math.exp(spread))
+    return Feed(wide, limit, vcpus, held)
+
+
+def _fits_memory(samples: Samples, machine: Machine) -> bool:
+    """Half of the memory is for batches and the rest of the machine."""
+    return machine.memory_gib is not None and samples.count * samples.decoded_bytes <= 0.5 * machine.memory_gib * 2**30
+
+
+def _loading(samples: Samples, machine: Machine, cores: float, held: bool) -> tuple[Loading, str, bool]:
+    """With what limits the store, and whether that is known."""
+    store = STORES["memory" if held else samples.store]
+    cap, limit, known = store.bytes_per_second, "disk", True
+    if store.remote:
+        limit, known = "store", machine.network_gbps is not None
+        network = (machine.network_gbps or _UNKNOWN_NETWORK_GBPS) * 1e9 / 8
+        if network < cap:
+            cap, limit = network, "network"
+    workers = max(1.0, math.ceil(cores))
+    return Loading(workers, cores, in_flight=1.0, fetchers=store.fetchers, storage_bytes_per_second=cap), limit, known

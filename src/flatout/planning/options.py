@@ -1,0 +1,307 @@
+"""One job on one machine: does it fit, how fast, what limits, how long, how much; and what to change for that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flatout.cost.machines import Machine
+from flatout.diagnosis.model.communication import Link, even_buckets, exposed_seconds
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.model.run import RunParts
+from flatout.diagnosis.model.step import step_seconds
+from flatout.planning.cards import Card
+from flatout.planning.data_path import Feed, Samples, feed_of
+from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, speed_of
+from flatout.planning.memory import Memory, Setup, largest_batch, memory_of
+from flatout.planning.work import Work
+
+_STARTUP = Interval(60.0, 20.0, 180.0)
+"""Interpreter, torch, CUDA and the first batches; the machine's own boot is not in it."""
+_CHECKPOINT_SECONDS = 2.0
+_EXCHANGE_LATENCY_SECONDS = 40e-6
+_NVLINK_SHARE, _PCIE_SHARE, _NETWORK_SHARE = 0.35, 0.35, 0.8
+"""What an all-reduce gets of the stated rates: NVLink's counts both directions, PCIe goes through the host."""
+_UNKNOWN_NETWORK_GBPS = 10.0
+_MOST_PARTS = 64
+_RESIZED_SHARE = 0.35
+"""What decoding an image of 256 pixels takes of decoding a photograph of 500."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe as the planner sees it. `works(narrow, checkpointing)` is its traced step."""
+
+    model: str
+    works: Callable[[bool, bool], Work]
+    samples: Samples
+    batch: int
+    epochs: int
+    max_steps: int | None = None
+    precision: str = "auto"
+    tf32: bool = True
+    channels_last: bool | None = True
+    checkpointing: bool = False
+    can_checkpoint: bool = True
+    accumulate: int = 1
+    sharded: bool = False
+    workers: int | None = None
+    """None: as many as there are vCPUs."""
+    cached: bool = True
+    nodes: int = 1
+    validations: int = 1
+    correction: Correction | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key of the recipe for this machine. What is applied is in the figures; the rest is advice with its gain."""
+
+    key: str
+    value: Any
+    why: str
+    applied: bool
+    gain: float | None = None
+    """Speed with it over speed without."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"key": self.key, "value": self.value, "why": self.why, "applied": self.applied, "gain": self.gain}
+
+
+@dataclass(frozen=True)
+class Option:
+    """The job on one machine, at one price."""
+
+    machine: Machine
+    card: Card
+    spot: bool
+    fits: bool
+    memory: Memory
+    largest_batch: int
+    device_per_second: Interval
+    per_second: Interval
+    limit: str
+    hours: Interval
+    usd: Interval | None
+    basis: Basis
+    changes: tuple[Change, ...]
+    precision: str
+    waiting_share: float
+    """Of a step: the device has nothing to do."""
+    notes: tuple[str, ...] = ()
+    speed: Speed | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.machine.name} (spot)" if self.spot else self.machine.name
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine.name, "cloud": self.machine.cloud, "region": self.machine.region, "spot": self.spot,
+            "gpu": self.card.name, "gpus": self.machine.gpus, "vcpus": self.machine.vcpus, "fits": self.fits,
+            "peak_bytes": self.memory.peak_bytes, "memory": self.memory.to_dict(), "largest_batch": self.largest_batch,
+            "device_samples_per_second": self.device_per_second.to_dict(),
+            "samples_per_second": self.per_second.to_dict(), "limit": self.limit, "hours": self.hours.to_dict(),
+            "usd": None if self.usd is None else self.usd.to_dict(), "basis": str(self.basis),
+            "precision": self.precision, "waiting_share": self.waiting_share,
+            "changes": [each.to_dict() for each in self.changes], "notes": list(self.notes),
+            "prices_dated": self.machine.as_of,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Held:
+    """How the job is made to fit."""
+
+    work: Work
+    setup: Setup
+    memory: Memory
+    fits: bool
+    changes: tuple[Change, ...]
+
+
+def option_for(job: Job, machine: Machine, card: Card, spot: bool) -> Option:
+    """Everything about the job on this machine."""
+    arithmetic = arithmetic_for(card, job.precision, job.tf32)
+    ranks = machine.gpus * job.nodes
+    held = _make_fit(job, card, arithmetic, ranks)
+    part = math.ceil(job.batch / held.setup.accumulate)
+    speed = speed_of(held.work, part, card, arithmetic, job.channels_last, job.model, job.correction)
+    device = speed.seconds * held.setup.accumulate
+    exposed = _exposed(job, machine, card, held.work, device.value, ranks)
+    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached)
+    global_batch = job.batch * ranks
+    loading = Interval.exact(job.batch * machine.gpus) / feed.per_second
+    step = Interval(
+        *(step_seconds(d, x, q) for d, x, q in zip(_ends(device), _ends(exposed), _ends(loading), strict=True))
+    )
+    hours = _run_seconds(job, step, device, ranks, held.work) * (1 / 3600)
+    price = machine.hourly_usd(spot)
+    limit = "device" if device.value >= loading.value else feed.limit
+    if device.value + exposed.value > loading.value and exposed.value > 0.5 * device.value:
+        limit = "network"
+    waiting = max(0.0, 1 - device.value / step.value)
+    found = Option(
+        machine, card, spot, held.fits, held.memory,
+        largest_batch(held.work, held.setup, card.memory_bytes),
+        Interval.exact(global_batch) / device, Interval.exact(global_batch) / step, limit, hours,
+        None if price is None else hours * (price * job.nodes), speed.basis, held.changes, arithmetic, waiting,
+        _notes(job, machine, card, feed), speed,
+    )  # fmt: skip
+    return replace(found, changes=(*held.changes, *_layout_changes(job, machine, feed), *_advice(job, found, feed)))
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.value, interval.low, interval.high
+
+
+def _make_fit(job: Job, card: Card, arithmetic: str, ranks: int) -> _Held:
+    """As it is; else the batch cut into parts; else activations recomputed. What none of it saves is told as it is."""
+    narrow = arithmetic == "amp"
+    tried: list[_Held] = []
+
+    def attempt(checkpointing: bool, accumulate: int, sharded: bool, changes: Sequence[Change]) -> _Held:
+        work = job.works(narrow, checkpointing)
+        setup = Setup(job.batch, accumulate, ranks, sharded)
+        memory = memory_of(work, setup)
+        tried.append(_Held(work, setup, memory, memory.fits(card.memory_bytes), tuple(changes)))
+        return tried[-1]
+
+    plain = attempt(job.checkpointing, job.accumulate, job.sharded, ())
+    if plain.fits:
+        return plain
+    too_much = f"{plain.memory.peak_bytes / 1e9:.1f} GB at batch {job.batch} does not fit {card.name}"
+    parts = job.accumulate
+    while parts < min(_MOST_PARTS, job.batch):
+        parts *= 2
+        change = Change("train.accumulate", parts, too_much, applied=True)
+        if attempt(job.checkpointing, parts, job.sharded, [change]).fits:
+            return tried[-1]
+    if job.can_checkpoint and not job.checkpointing:
+        change = Change("train.checkpointing", True, too_much, applied=True)
+        cut = Change("train.accumulate", parts, too_much, applied=True)
+        if (
+            attempt(True, job.accumulate, job.sharded, [change]).fits
+            or attempt(True, parts, job.sharded, [change, cut]).fits
+        ):
+            return tried[-1]
+    return plain
+
+
+def _exposed(job: Job, machine: Machine, card: Card, work: Work, device: float, ranks: int) -> Interval:
+    """Gradients on the wire that the backward pass does not hide, bucket by bucket."""
+    if ranks == 1:
+        return Interval.exact(0.0)
+    if job.nodes > 1:
+        rate = (machine.network_gbps or _UNKNOWN_NETWORK_GBPS) * 1e9 / 8 * _NETWORK_SHARE
+    else:
+        linked = card.nvlink_gb_s is not None and "only by bridge" not in card.note
+        rate = (card.nvlink_gb_s or 0.0) * 1e9 * _NVLINK_SHARE if linked else card.pcie_gb_s * 1e9 * _PCIE_SHARE
+    backward = device * (1 - work.forward_share)
+    buckets = even_buckets(work.gradient_bytes, device - backward, backward)
+
+    def exposed(factor: float) -> float:
+        return exposed_seconds(buckets, ranks, Link(rate * factor, _EXCHANGE_LATENCY_SECONDS), device)
+
+    return Interval(exposed(1.0), exposed(1.6), exposed(0.6))
+
+
+def _run_seconds(job: Job, step: Interval, device: Interval, ranks: int, work: Work) -> Interval:
+    steps = max(1, math.ceil(job.samples.count / (job.batch * ranks)))
+    epochs = job.epochs
+    if job.max_steps is not None:
+        steps, epochs = min(steps, job.max_steps), max(1, math.ceil(job.max_steps / steps))
+    share = job.samples.validation_count / max(1, job.samples.count)
+    idle = Interval(*(max(0.0, s - d) for s, d in zip(_ends(step), _ends(device), strict=True)))
+    validation = (device * work.forward_share + idle) * (steps * share)
+    return RunParts(
+        step, steps, epochs, startup=_STARTUP, validation=validation, validations=min(epochs, job.validations),
+        checkpoint=Interval.around(_CHECKPOINT_SECONDS, 0.5), checkpoints=epochs,
+    ).run_seconds()  # fmt: skip
+
+
+def _layout_changes(job: Job, machine: Machine, feed: Feed) -> list[Change]:
+    """Keys that make the recipe use the machine; they change no sample and no weight."""
+    changes = []
+    if machine.gpus * job.nodes > 1:
+        changes.append(Change("parallel.mode", "ddp", f"{machine.gpus} cards a machine", applied=True))
+        changes.append(Change("parallel.devices", machine.gpus, f"{machine.gpus} cards a machine", applied=True))
+    if job.nodes > 1:
+        changes.append(Change("parallel.nodes", job.nodes, "as asked with --nodes", applied=True))
+    if (
+        job.workers is not None
+        and machine.vcpus is not None
+        and job.workers < int(feed.vcpus)
+        and feed.limit == "decode"
+    ):
+        changes.append(Change("data.workers", "auto", f"{int(feed.vcpus)} vCPUs decode here", applied=True))
+    return changes
+
+
+def _advice(job: Job, option: Option, feed: Feed) -> list[Change]:
+    """What would make it faster and is not ours to decide: other pixels, other arithmetic."""
+    advice = []
+    device, now = option.device_per_second.value, option.per_second.value
+    if option.limit == "decode" and option.waiting_share > 0.05:
+        resized = min(device, now / _RESIZED_SHARE) / now
+        why = f"{feed.vcpus:g} vCPUs decode {feed.per_second.value:.0f} samples/s, the device takes {device:.0f}"
+        advice.append(Change("data.path", "a pack of resized images", why, applied=False, gain=resized))
+    if option.limit in ("store", "network") and option.waiting_share > 0.05 and job.samples.store == "s3":
+        why = "the store cannot keep up: copy the data once"
+        advice.append(Change("data.stage", "auto", why, applied=False, gain=device / now))
+    if option.precision != "amp" and option.card.fp16_tensor_tflops is not None:
+        gain = _gain(job, option, job.channels_last)
+        advice.append(Change("train.precision", "auto", "16 bits on tensor cores", applied=False, gain=gain))
+    if job.channels_last is False and option.precision == "amp":
+        gain = _gain(job, option, channels_last=True)
+        advice.append(Change("train.channels_last", True, "tensor cores want it", applied=False, gain=gain))
+    return advice
+
+
+def _gain(job: Job, option: Option, channels_last: bool | None) -> float | None:
+    """Of 16 bits in this layout, on the device alone."""
+    if option.speed is None:
+        return None
+    work = job.works(True, job.checkpointing)
+    speed = speed_of(work, job.batch, option.card, "amp", channels_last, job.model, job.correction)
+    return option.speed.seconds.value / speed.seconds.value
+
+
+def _notes(job: Job, machine: Machine, card: Card, feed: Feed) -> tuple[str, ...]:
+    notes = []
+    if machine.only_card:
+        notes.append("the price is the card's alone; the machine around it comes on top")
+    if machine.vcpus is None:
+        notes.append(f"vCPUs not known: {feed.vcpus:g} assumed")
+    if job.samples.store == "s3" and machine.network_gbps is None:
+        notes.append("network not known: 5 Gb/s assumed")
+    if card.architecture in ("Pascal", "Volta"):
+        notes.append(f"{card.architecture} needs a torch built for CUDA 12: builds for CUDA 13 leave it out")
+    if not card.sure:
+        notes.append(f"a figure of {card.name} is disputed: {card.note}")
+    return tuple(notes)
+
+
+def frontier(options: Sequence[Option]) -> list[Option]:
+    """Those that no other beats in both hours and dollars, cheapest first."""
+    priced = [each for each in options if each.fits and each.usd is not None]
+    best, kept = math.inf, []
+    for each in sorted(priced, key=lambda option: (option.usd.value if option.usd else 0.0, option.hours.value)):
+        if each.hours.value < best:
+            kept.append(each)
+            best = each.hours.value
+    return kept
+
+
+def cheapest(options: Sequence[Option], deadline_hours: float | None) -> Option | None:
+    """Of those that are done in time."""
+    found = [e for e in options if e.fits and e.usd and (deadline_hours is None or e.hours.value <= deadline_hours)]
+    return min(found, key=lambda each: (each.usd.value if each.usd else 0.0, each.hours.value), default=None)
+
+
+def fastest(options: Sequence[Option], max_usd: float | None) -> Option | None:
+    """Of those that cost no more; a card at home costs nothing that is known."""
+    found = [e for e in options if e.fits and (max_usd is None or e.usd is None or e.usd.value <= max_usd)]
+    return min(found, key=lambda each: (each.hours.value, each.usd.value if each.usd else 0.0), default=None)
