@@ -80,7 +80,7 @@ def _row(values: dict[str, str], work: Work, card: Card) -> Row:
 
 def unfused(work: Work) -> Work:
     """The optimizer as torch ran it before 2023: four kernels for each tensor of weights, and twice the traffic."""
-    products, norms = ("conv", "grouped", "depthwise", "matmul"), ("norm",)
+    products, norms = ("conv", "grouped", "odd_grouped", "depthwise", "matmul"), ("norm",)
     forward = [each for each in work.kernels if each.phase == "forward"]
     tensors = sum(each.count for each in forward if each.kind in products)
     tensors += 2 * sum(each.count for each in forward if each.kind in norms)

@@ -15,7 +15,7 @@ from flatout.commands.traced_model import PAIR_TOKENS, cache_folder
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.errors import ConfigError, DataError, FlatoutError
-from flatout.planning.data_path import Samples
+from flatout.planning.data_path import STORES, Samples
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes
 
@@ -60,7 +60,9 @@ class Facts:
 
 def data_facts(config: Config, given: Sizes | None, store: str | None) -> Facts:
     """`given` are sizes or those of a known dataset; else the data itself is opened. `store` None: where it lies."""
-    where = store or ("s3" if "://" in config.data.path else "disk")
+    if store is not None and store not in STORES:
+        raise ConfigError(f"--store is {store!r}; it must be one of {', '.join(STORES)}")
+    where = store or ("s3" if "://" in config.data.path else "local")
     if config.task == "translation":
         return _text_facts(config, given, where)
     if given is not None:
@@ -98,7 +100,7 @@ def _opened(config: Config, store: str) -> Facts:
     count, held_out = len(dataset.train), len(dataset.val) if dataset.val is not None else 0
     each = dataset.total_bytes / max(1, count + held_out)
     key = {"fingerprint": dataset.fingerprint, "view": config.data.view, "measured": 1}
-    costs = _kept(key, lambda: _measure(config, _EXPANSION * each))
+    costs = _kept(key, lambda: measure_costs(config, _EXPANSION * each))
     basis = f"decoded here: {1e3 * costs.seconds:.2f} ms a sample of {format_bytes(each)} on one core"
     samples = Samples(
         count, held_out, each, costs.decode, costs.augment, costs.decoded_bytes, basis, store, costs.core_factor
@@ -147,7 +149,7 @@ def _kept(key: dict[str, object], measure) -> Costs:  # type: ignore[no-untyped-
     return costs
 
 
-def _measure(config: Config, decoded_bytes: float) -> Costs:
+def measure_costs(config: Config, decoded_bytes: float) -> Costs:
     """The loader's own path in this thread, by its processor time: what other processes do here does not count."""
     from flatout.app.task_setup import open_source, open_task
 
@@ -176,22 +178,22 @@ def _measure(config: Config, decoded_bytes: float) -> Costs:
 
 def _measure_made_up(config: Config, sizes: Sizes) -> Costs:
     with tempfile.TemporaryDirectory(prefix="flatout-plan-") as folder:
-        _write_pictures(Path(folder), sizes)
+        write_pictures(Path(folder), sizes)
         changes = {"data.path": folder, "data.batch_size": 8}
         cleared = ("data.classes", "data.samples_per_class", "data.global_batch")
         changes.update(dict.fromkeys(cleared))
         recipe = config.model_dump(mode="json", by_alias=True)
         recipe.pop("parallel", None)
-        return _measure(load_config(recipe, changes).config, 3.0 * sizes.width * sizes.height)
+        return measure_costs(load_config(recipe, changes).config, 3.0 * sizes.width * sizes.height)
 
 
-def _write_pictures(folder: Path, sizes: Sizes) -> None:
+def write_pictures(folder: Path, sizes: Sizes, count: int = _MADE_SAMPLES) -> None:
     """Noise of a few pixels made large, finer until a file has as many bytes as the data's."""
     import numpy as np
     from PIL import Image
 
     random = np.random.default_rng(0)
-    for number in range(_MADE_SAMPLES):
+    for number in range(count):
         path = folder / f"class{number % 2}" / f"{number}.jpg"
         path.parent.mkdir(exist_ok=True)
         for coarse in (16, 8, 4, 3, 2, 1):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from flatout.cost.machines import Machine
-from flatout.diagnosis.model.input import Loading, SampleCosts, batches_per_second
+from flatout.diagnosis.model.input import Loading, SampleCosts, batches_per_second, fetch_seconds
 from flatout.diagnosis.model.interval import Interval
 
 _FAMILIES = {
@@ -16,7 +16,7 @@ _FAMILIES = {
 }  # fmt: skip
 """What one vCPU (a hyper-thread, its neighbour busy too) decodes, relative to one of a Zen 2 or Ice Lake server. By the
 processors these machines are stated to have; measured nowhere yet, so that the interval is wide."""
-KNOWN_FAMILY_SPREAD, UNKNOWN_FAMILY_SPREAD = 0.2, 0.35
+OWN_SPREAD, KNOWN_FAMILY_SPREAD, UNKNOWN_FAMILY_SPREAD = 0.1, 0.2, 0.35
 _VCPUS_PER_CARD = 8.0
 """Where a catalogue does not say."""
 
@@ -39,7 +39,9 @@ STORES = {
     "disk": Store("network disk (gp3)", 0.001, 125e6, 125e6),
     "s3": Store("object store", 0.03, 60e6, 1.2e9, fetchers=64, remote=True),
     "memory": Store("memory", 0.0, math.inf, math.inf),
+    "unknown": Store("a disk that no catalogue names", 0.0005, 400e6, 400e6),
 }
+"""Besides these, `local` is the machine's own disk, and memory once the files of an epoch have been read into it."""
 _UNKNOWN_NETWORK_GBPS = 5.0
 
 
@@ -56,8 +58,8 @@ class Samples:
     decoded_bytes: float
     """Of one decoded sample: what a cache in memory would hold."""
     basis: str
-    store: str = "disk"
-    """A key of STORES: where the recipe's path lies."""
+    store: str = "local"
+    """`local` or a key of STORES: where the recipe's path lies."""
     core_factor: float = 1.0
     """The measuring core relative to the reference of _FAMILIES."""
 
@@ -78,7 +80,9 @@ class Feed:
 
 
 def family_factor(machine: Machine) -> tuple[float, float]:
-    """A vCPU's speed and how sure that is, as a spread in logarithms."""
+    """A vCPU's speed and how sure that is, as a spread in logarithms. A core here is the one that measured."""
+    if machine.cloud == "own":
+        return 1.0, OWN_SPREAD
     family = machine.name.partition(".")[0]
     for known in sorted(_FAMILIES, key=len, reverse=True):
         if family == known or (machine.name.startswith(known) and known[-1:] in "_CDM"):
@@ -86,27 +90,31 @@ def family_factor(machine: Machine) -> tuple[float, float]:
     return 0.95, UNKNOWN_FAMILY_SPREAD
 
 
-def feed_of(samples: Samples, machine: Machine, batch: float, epochs: int, cached: bool) -> Feed:
-    """Samples per second of a warm epoch. One thread for each card is the training's own."""
+def feed_of(
+    samples: Samples, machine: Machine, batch: float, epochs: int, cached: bool, host_cores: float = 0.0
+) -> Feed:
+    """Samples per second of a warm epoch. `host_cores` are the training threads' own: they launch kernels."""
     factor, spread = family_factor(machine)
     vcpus = machine.vcpus or _VCPUS_PER_CARD * machine.gpus
     if machine.vcpus is None:
         spread = UNKNOWN_FAMILY_SPREAD
-    cores = max(0.5, vcpus - 0.5 * machine.gpus)
+    cores = max(0.25 * vcpus, vcpus - host_cores)
     scale = samples.core_factor / factor
     held = cached and epochs > 1 and _fits_memory(samples, machine)
+    store = STORES["memory" if held else store_name(samples, machine, epochs)]
     costs = SampleCosts(
         (samples.augment_seconds if held else samples.preparing_seconds) * scale,
         0.0 if held else samples.bytes_each,
-        0.0 if held else STORES[samples.store].latency_seconds,
-        STORES[samples.store].stream_bytes_per_second,
+        store.latency_seconds,
+        store.stream_bytes_per_second,
     )
-    loading, store_limit, known = _loading(samples, machine, cores, held)
-    if not known:
-        spread = max(spread, UNKNOWN_FAMILY_SPREAD)
+    loading, store_limit, known = _loading(store, machine, cores)
     rate = batches_per_second(batch, costs, loading) * batch
-    decoding = cores / costs.decode_seconds if costs.decode_seconds else math.inf
-    limit = "decode" if rate >= 0.999 * decoding else store_limit
+    fetching = fetch_seconds(1, costs, loading.in_flight)
+    by_store = costs.bytes > 0 and rate >= 0.999 * loading.storage_bytes_per_second / costs.bytes
+    limit = store_limit if by_store or fetching / max(1.0, store.fetchers) > costs.decode_seconds else "decode"
+    if not known and limit != "decode":
+        spread = max(spread, UNKNOWN_FAMILY_SPREAD)
     wide = Interval(rate, rate * math.exp(-spread), rate * math.exp(spread))
     return Feed(wide, limit, vcpus, held)
 
@@ -116,10 +124,19 @@ def _fits_memory(samples: Samples, machine: Machine) -> bool:
     return machine.memory_gib is not None and samples.count * samples.decoded_bytes <= 0.5 * machine.memory_gib * 2**30
 
 
-def _loading(samples: Samples, machine: Machine, cores: float, held: bool) -> tuple[Loading, str, bool]:
+def store_name(samples: Samples, machine: Machine, epochs: int) -> str:
+    """Files that fit into half of the memory are read from the disk once."""
+    if samples.store != "local":
+        return samples.store
+    memory = (machine.memory_gib or 0.0) * 2**30
+    if epochs > 1 and samples.count * samples.bytes_each <= 0.5 * memory:
+        return "memory"
+    return machine.local_disk if machine.local_disk in STORES else "unknown"
+
+
+def _loading(store: Store, machine: Machine, cores: float) -> tuple[Loading, str, bool]:
     """With what limits the store, and whether that is known."""
-    store = STORES["memory" if held else samples.store]
-    cap, limit, known = store.bytes_per_second, "disk", True
+    cap, limit, known = store.bytes_per_second, "disk", store is not STORES["unknown"]
     if store.remote:
         limit, known = "store", machine.network_gbps is not None
         network = (machine.network_gbps or _UNKNOWN_NETWORK_GBPS) * 1e9 / 8

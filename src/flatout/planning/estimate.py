@@ -112,6 +112,14 @@ def speed_of(
     return Speed(Interval(whole, whole * math.exp(-wide), whole * math.exp(wide)), basis, device)
 
 
+def host_share(work: Work, step: float) -> float:
+    """Of a core: launching a step's kernels, and a little for the loop around them."""
+    launching = (
+        sum(each.count for each in work.kernels) * load_coefficients().vector[NAMES.index("launch_microseconds")]
+    )
+    return min(1.0, 0.05 + float(launching) * 1e-6 / step)
+
+
 def _seconds(
     work: Work, batch: float, card: Card, arithmetic: str, channels_last: bool | None, model: str, told: Coefficients
 ) -> float:

@@ -13,8 +13,8 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import RunParts
 from flatout.diagnosis.model.step import step_seconds
 from flatout.planning.cards import Card
-from flatout.planning.data_path import Feed, Samples, feed_of
-from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, speed_of
+from flatout.planning.data_path import Feed, Samples, feed_of, store_name
+from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_share, speed_of
 from flatout.planning.memory import Memory, Setup, largest_batch, memory_of
 from flatout.planning.work import Work
 
@@ -131,7 +131,8 @@ def option_for(job: Job, machine: Machine, card: Card, spot: bool) -> Option:
     speed = speed_of(held.work, part, card, arithmetic, job.channels_last, job.model, job.correction)
     device = speed.seconds * held.setup.accumulate
     exposed = _exposed(job, machine, card, held.work, device.value, ranks)
-    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached)
+    host_cores = machine.gpus * host_share(held.work, speed.seconds.value)
+    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host_cores)
     global_batch = job.batch * ranks
     loading = Interval.exact(job.batch * machine.gpus) / feed.per_second
     step = Interval(
@@ -275,6 +276,8 @@ def _notes(job: Job, machine: Machine, card: Card, feed: Feed) -> tuple[str, ...
         notes.append("the price is the card's alone; the machine around it comes on top")
     if machine.vcpus is None:
         notes.append(f"vCPUs not known: {feed.vcpus:g} assumed")
+    if store_name(job.samples, machine, job.epochs) == "unknown":
+        notes.append("local disk not known: 400 MB/s assumed")
     if job.samples.store == "s3" and machine.network_gbps is None:
         notes.append("network not known: 5 Gb/s assumed")
     if card.architecture in ("Pascal", "Volta"):

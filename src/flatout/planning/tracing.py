@@ -330,7 +330,9 @@ def _kind(name: str, args: Any, inputs: Sequence[Tensor]) -> tuple[str, int]:
         width = min(weight.shape[0] // groups, weight.shape[1])
         if groups == 1:
             return "conv", min(weight.shape[0], weight[0].numel())
-        return ("depthwise" if weight.shape[1] == 1 else "grouped"), width
+        if weight.shape[1] == 1:
+            return "depthwise", width
+        return ("grouped" if weight.shape[0] & (weight.shape[0] - 1) == 0 else "odd_grouped"), width
     if name in _PRODUCTS:
         return "matmul", min(min(each.shape[-2:]) for each in inputs[-2:] if each.ndim >= 2)
     if "attention" in name:

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KINDS = (
-    "conv", "grouped", "depthwise", "matmul", "attention", "norm", "elementwise", "copy", "optimizer",
+    "conv", "grouped", "odd_grouped", "depthwise", "matmul", "attention", "norm", "elementwise", "copy", "optimizer",
 )  # fmt: skip
-"""Classes of kernels that reach different shares of a card's peak."""
+"""Classes of kernels that reach different shares of a card's peak. Of grouped convolutions, those whose channels are no
+power of two have slow kernels where channels are innermost."""
 PARTS = ("weights", "gradients", "optimizer", "activations")
 """What the tensors of a step are held for. Buffers (running statistics) count as weights."""
 FORMAT = 4
