@@ -33,6 +33,10 @@ def train(
         str | None,
         typer.Option("--rehearse", metavar="cuda", help="Dry run for a GPU that is not here; writes no run."),
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="ID", help="The plan this run follows; flatout plan --score compares."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a recipe. The same command again resumes where it stopped.
@@ -52,8 +56,14 @@ def train(
     gc.freeze()
     gc.enable()
     overrides = parse_assignments(assignments or [])
+    if plan is not None:
+        from flatout.commands.plan_files import find_plan, follow_plan
+
+        find_plan(plan)
     finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, as_json, whole_process=True)
     if finished.summary:  # else one of several ranks; rank 0 prints
+        if plan is not None:
+            follow_plan(plan, finished.directory)
         _print(finished, as_json)
     if "WORLD_SIZE" in os.environ:
         leave(0)

@@ -19,7 +19,7 @@ from flatout.cost.machines import OLD_DAYS, Machine, days_old, load_machines
 from flatout.errors import ConfigError
 from flatout.planning.cards import Card, find_card, load_cards
 from flatout.planning.estimate import Correction
-from flatout.planning.options import Job, Option, cheapest, fastest, frontier, option_for
+from flatout.planning.options import Job, Option, at_price, cheapest, fastest, frontier, option_for
 from flatout.planning.work import Work
 from flatout.runs.directory import write_json
 from flatout.units import parse_bytes, parse_seconds
@@ -76,7 +76,10 @@ def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
     facts = data_facts(config, _sizes(config, question), question.store)
     job = job_of(config, facts, question)
     machines, notes = _machines(config, question)
-    options = [option_for(job, machine, card, spot) for machine, card, spot in machines]
+    options = []
+    for machine, card, prices in machines:  # a price changes nothing but the dollars
+        found = option_for(job, machine, card)
+        options += [at_price(found, spot, job.nodes) for spot in prices]
     options.sort(key=lambda each: (not each.fits, each.usd is None, each.usd.value if each.usd else each.hours.value))
     deadline = None if question.deadline is None else parse_seconds(question.deadline) / 3600
     if question.accuracy is not None:
@@ -152,11 +155,15 @@ def side_of(config: Config) -> int:
     return max([view.size, *(size for _, size in view.sizes)])
 
 
-def _machines(config: Config, question: Question) -> tuple[list[tuple[Machine, Card, bool]], list[str]]:
+Offer = tuple[Machine, Card, tuple[bool, ...]]
+"""A machine, its card, and whether it is offered on demand (False) or as spot (True)."""
+
+
+def _machines(config: Config, question: Question) -> tuple[list[Offer], list[str]]:
     """What was named, else every machine with a card that specs.csv knows; on demand, and spot where it has a price."""
-    prices = None if config.cost.prices is None else read_price_file(config.cost.prices)
+    own = None if config.cost.prices is None else read_price_file(config.cost.prices)
     load_catalogue(config.cost.prices)  # refuses what is wrong in the user's file
-    cards, known = load_cards(), load_machines(prices)
+    cards, known = load_cards(), load_machines(own)
     notes: list[str] = []
     chosen: list[Machine] = []
     for name in question.machines:
@@ -170,11 +177,10 @@ def _machines(config: Config, question: Question) -> tuple[list[tuple[Machine, C
     unknown = sorted({each.gpu for each in chosen if each.gpu not in cards})
     if unknown:
         notes.append(f"no figures of {', '.join(unknown)}: machines with them are left out")
-    offered = [
-        (each, cards[each.gpu], spot)
+    offered: list[Offer] = [
+        (each, cards[each.gpu], prices)
         for each in chosen
-        for spot in (False, True)
-        if each.gpu in cards and each.hourly_usd(spot) is not None
+        if each.gpu in cards and (prices := tuple(spot for spot in (False, True) if each.hourly_usd(spot) is not None))
     ]
     if not offered and not homes:
         raise ConfigError("no machine has a price; give one in a price file (cost.prices), or ask for cards with --gpu")
@@ -183,7 +189,7 @@ def _machines(config: Config, question: Question) -> tuple[list[tuple[Machine, C
     ]
     if old:
         notes.append(f"prices are up to {max(old)} days old: flatout prices import FILE brings newer ones")
-    return offered + [(machine, card, False) for machine, card in homes], notes
+    return offered + [(machine, card, (False,)) for machine, card in homes], notes
 
 
 def _unknown_machine(name: str, known: Sequence[Machine]) -> str:

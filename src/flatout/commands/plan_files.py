@@ -17,7 +17,7 @@ from flatout.planning.options import Option
 from flatout.reports.plan_page import write_plan_page
 from flatout.reports.plan_text import plan_text, scores_text
 from flatout.runs import Run, list_runs
-from flatout.runs.directory import read_json, write_text
+from flatout.runs.directory import read_json, write_json, write_text
 
 PLANS = "plans"
 """Folder of stored plans, beside the runs."""
@@ -52,8 +52,25 @@ def _chosen(plan: Plan, name: str | None) -> Option:
     return option
 
 
+def find_plan(identity: str, folder: Path = Path("runs")) -> Path:
+    """The stored plan of that name; an unknown one is refused before anything is trained."""
+    path = folder / PLANS / f"{identity}.json"
+    if not path.is_file():
+        known = sorted(each.stem for each in (folder / PLANS).glob("*.json"))
+        raise ConfigError(f"no plan {identity!r} in {folder / PLANS}; stored: {', '.join(known[-3:]) or 'none'}")
+    return path
+
+
+def follow_plan(identity: str, run: Path, folder: Path = Path("runs")) -> None:
+    """Say in the plan that this run followed it."""
+    path = find_plan(identity, folder)
+    plan = read_json(path)
+    followed = [*plan.get("followed_by", []), str(run.resolve())]
+    write_json(path, {**plan, "followed_by": sorted(set(followed))})
+
+
 def score_plans(folder: Path) -> list[dict[str, Any]]:
-    """Every stored plan whose recipe was then trained: by digest of the recipe, or by `plan` in the run's summary."""
+    """Every stored plan whose recipe was then trained: by digest of the recipe, or as `flatout train --plan` says."""
     runs = list_runs(folder)
     scores = []
     for path in sorted((folder / PLANS).glob("*.json")):
@@ -65,7 +82,8 @@ def score_plans(folder: Path) -> list[dict[str, Any]]:
 
 def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     """On the machine that the run says it was, else on a card of its device's name."""
-    same = run.summary.get("plan") == plan["plan"] or run.summary.get("config_digest") in plan["config_digests"]
+    named = str(run.directory.resolve()) in plan.get("followed_by", [])
+    same = named or run.summary.get("config_digest") in plan["config_digests"]
     started = float(run.steps[0]["time_unix"]) if run.steps and run.steps[0].get("time_unix") else None
     measured = (run.summary.get("throughput") or {}).get("samples_per_second")
     if not same or measured is None or (started is not None and started < plan["made_unix"]):
@@ -73,6 +91,8 @@ def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     device = str((run.summary.get("device") or {}).get("name") or "").lower()
     world = int(run.summary.get("world_size") or 1)
     options = [each for each in plan["options"] if each["gpu"].lower() in device and each["gpus"] == world]
+    if not options and named and len(plan["options"]) == 1:  # the only machine it was about
+        options = plan["options"]
     if not options:
         return None
     option = options[0]

@@ -122,7 +122,7 @@ class _Held:
     changes: tuple[Change, ...]
 
 
-def option_for(job: Job, machine: Machine, card: Card, spot: bool) -> Option:
+def option_for(job: Job, machine: Machine, card: Card, spot: bool = False) -> Option:
     """Everything about the job on this machine."""
     arithmetic = arithmetic_for(card, job.precision, job.tf32)
     ranks = machine.gpus * job.nodes
@@ -139,7 +139,6 @@ def option_for(job: Job, machine: Machine, card: Card, spot: bool) -> Option:
         *(step_seconds(d, x, q) for d, x, q in zip(_ends(device), _ends(exposed), _ends(loading), strict=True))
     )
     hours = _run_seconds(job, step, device, ranks, held.work) * (1 / 3600)
-    price = machine.hourly_usd(spot)
     limit = "device" if device.value >= loading.value else feed.limit
     if device.value + exposed.value > loading.value and exposed.value > 0.5 * device.value:
         limit = "network"
@@ -148,10 +147,17 @@ def option_for(job: Job, machine: Machine, card: Card, spot: bool) -> Option:
         machine, card, spot, held.fits, held.memory,
         largest_batch(held.work, held.setup, card.memory_bytes),
         Interval.exact(global_batch) / device, Interval.exact(global_batch) / step, limit, hours,
-        None if price is None else hours * (price * job.nodes), speed.basis, held.changes, arithmetic, waiting,
+        None, speed.basis, held.changes, arithmetic, waiting,
         _notes(job, machine, card, feed), speed,
     )  # fmt: skip
-    return replace(found, changes=(*held.changes, *_layout_changes(job, machine, feed), *_advice(job, found, feed)))
+    changes = (*held.changes, *_layout_changes(job, machine, feed), *_advice(job, found, feed))
+    return at_price(replace(found, changes=changes), spot, job.nodes)
+
+
+def at_price(option: Option, spot: bool, nodes: int) -> Option:
+    """The same machine, paid for otherwise."""
+    price = option.machine.hourly_usd(spot)
+    return replace(option, spot=spot, usd=None if price is None else option.hours * (price * nodes))
 
 
 def _ends(interval: Interval) -> tuple[float, float, float]:

@@ -30,7 +30,8 @@ PRIORS: dict[str, float] = {
     "norm_bytes": 0.5, "elementwise_bytes": 0.85, "copy_bytes": 0.75, "optimizer_bytes": 0.6,
     # time of 16-bit convolutions and norms with channels outside (NCHW) relative to inside; of grouped ones the
     # other way round (RegNets were published to train three times slower so)
-    "outside_conv": 1.5, "outside_norm": 1.2, "outside_depthwise": 2.0, "grouped_inside": 0.8, "odd_grouped_inside": 3.0,
+    "outside_conv": 1.5, "outside_norm": 1.2, "outside_depthwise": 2.0, "grouped_inside": 0.8,
+    "odd_grouped_inside": 3.0,
     "half_width": 24.0,  # channels at which a matrix product reaches half its efficiency
     "kernel_microseconds": 3.0, "launch_microseconds": 7.0, "old_launch_microseconds": 45.0,
     "softness": 2.5,  # of the ridge; large is a hard maximum
