@@ -191,6 +191,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two combinations, few samples: does it run at all")
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(
+            f"load average {load:.1f}: the cores are not idle, and what is measured will be slower than planned",
+            flush=True,
+        )
     found = run(arguments.quick)
     errors = [abs(told / rate - 1) for _, told, _, rate, _ in found]
     right = sum(limit == seen for _, _, limit, _, seen in found)
@@ -207,6 +213,7 @@ def main() -> None:
         "",
         f"{len(found)} combinations: mean error {statistics.fmean(errors):.1%}, largest {max(errors):.1%}, limit right in {right}.",
     ]
+    out += [f"Load average before: {load:.1f}."]
     print("\n".join(out))
     if arguments.out:
         arguments.out.write_text("\n".join(out) + "\n")
