@@ -27,14 +27,14 @@ def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, bare_
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from flatout.app.joining import joined, own_place
-    from flatout.app.train_run import prepare_setup
     from flatout.config.loading import load_config
-    from flatout.data.loader import open_loader
+    from flatout.data.loading.loader import open_loader
     from flatout.engine.devices import keep_freed_memory
     from flatout.engine.learner import build_learner
     from flatout.engine.loop import Job, Progress, train
+    from flatout.engine.parallel.joining import joined, own_place
     from flatout.timeline import Recorder
+    from flatout.training.session import prepare_setup
 
     torch.set_num_threads(1)
     keep_freed_memory()  # in both loops: it is not what is compared

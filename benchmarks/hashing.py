@@ -22,11 +22,11 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 
-from flatout.data import prepare as preparing
-from flatout.data.dataset import open_dataset
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import SHIPPED
+from flatout.data.loading import prepare as preparing
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import open_dataset
+from flatout.data.source.pack_writer import PackOptions, write_pack
 
 KINDS = {64: ((64, 64), 1024, "train-64", 256), 224: ((500, 400), 256, "train-224", 64)}  # files, samples, batch
 

@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from flatout.app.task_setup import open_source
-from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.normalize import normalize
-from flatout.data.shapes import make_shapes
+from flatout.data.pixels.normalize import normalize
+from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import keep_freed_memory
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import Job, Progress, train
 from flatout.runs.directory import STEP_COLUMNS, Table
+from flatout.tasks.setup import open_source
 from flatout.timeline import Recorder
+from flatout.training.session import prepare_setup
 
 BATCH, SIZE, CLASSES = 64, 32, 8
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import psutil
 
-from flatout.app.recording import RunRecords
-from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
 from flatout.data.batch import StageSeconds
-from flatout.data.shapes import make_shapes
+from flatout.data.source.shapes import make_shapes
 from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.runs import RunDirectory
 from flatout.timeline import Recorder
+from flatout.training.recording import RunRecords
+from flatout.training.session import prepare_setup
 
 SAMPLES = 256
 

@@ -14,21 +14,21 @@ from flatout.cache.shared_memory import OwnedStore, shared_root
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
-from flatout.data.dataset import open_dataset
-from flatout.data.loader import Loader
-from flatout.data.pools import InlinePool
-from flatout.data.prepare import Recipe
-from flatout.data.views import View
+from flatout.data.loading.loader import Loader
+from flatout.data.loading.pools import InlinePool
+from flatout.data.loading.prepare import Recipe
+from flatout.data.pixels.views import View
+from flatout.data.source.dataset import open_dataset
 from flatout.errors import BadBundle
-from flatout.service.client import SharedPool
-from flatout.service.coordinator import Coordinator
-from flatout.service.daemon import Beyond, Certificate, Place, Service
-from flatout.service.messages import Joined, Message, Produce
-from flatout.service.opening import open_shared_loader
-from flatout.service.policy import Policy
-from flatout.service.producer import Maker
-from flatout.service.roots import allowed_roots
-from flatout.service.server import Reception, UnixServer
+from flatout.service.client.opening import open_shared_loader
+from flatout.service.client.pool import SharedPool
+from flatout.service.coordinator.coordinator import Coordinator
+from flatout.service.coordinator.policy import Policy
+from flatout.service.producers.producer import Maker
+from flatout.service.protocol.messages import Joined, Message, Produce
+from flatout.service.transport.daemon import Beyond, Certificate, Place, Service
+from flatout.service.transport.roots import allowed_roots
+from flatout.service.transport.server import Reception, UnixServer
 from training import wait_until
 
 VIEW = View("tests", crop="pad", size=16, pad=2, flip=0.5, mixup=0.2)
@@ -93,12 +93,12 @@ def in_order(recipe: Recipe, epochs: range) -> list[tuple[int, int]]:
 
 def daemon() -> psutil.Process:
     """The service that this process has started."""
-    found = [each for each in psutil.Process().children() if _runs(each, "flatout.service.daemon")]
+    found = [each for each in psutil.Process().children() if _runs(each, "flatout.service.transport.daemon")]
     return found[-1]
 
 
 def producers(service: psutil.Process) -> list[psutil.Process]:
-    return [each for each in service.children() if _runs(each, "flatout.service.producer")]
+    return [each for each in service.children() if _runs(each, "flatout.service.producers.producer")]
 
 
 def _runs(process: psutil.Process, module: str) -> bool:

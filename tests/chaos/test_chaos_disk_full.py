@@ -127,8 +127,8 @@ def test_full_at_the_last_checkpoint_is_not_a_completed_run(
 
 
 def _train_and_fill_after_the_last_checkpoint(config: str, folder: str) -> None:
-    from flatout.app import train_run
     from flatout.cli.main import run
+    from flatout.training import session as train_run
 
     digest = train_run.state_digest
 

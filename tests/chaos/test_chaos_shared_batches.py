@@ -11,12 +11,13 @@ import pytest
 
 from flatout.cache.shared_memory import private_folder
 from flatout.errors import DataError, ServiceUnavailable
-from flatout.service import client, daemon
-from flatout.service.daemon import Place, connect, runtime_place
-from flatout.service.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
-from flatout.service.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
-from flatout.service.producer import Maker
-from flatout.service.wire import Wire
+from flatout.service.client.pool import pool as client
+from flatout.service.coordinator.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
+from flatout.service.producers.producer import Maker
+from flatout.service.protocol.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
+from flatout.service.protocol.wire import Wire
+from flatout.service.transport import daemon
+from flatout.service.transport.daemon import Place, connect, runtime_place
 from sharing import Checker, in_order, make_recipe, producers, read_epochs, service, service_with, shared
 from sharing import daemon as started_daemon
 from training import forked, make_dataset, wait_until

@@ -88,8 +88,8 @@ def test_a_second_ctrl_c_ends_at_once(work: Path, shapes: Path) -> None:
 
 
 def _train_with_a_slow_start(config: str, folder: str) -> None:
-    from flatout.app import train_run
     from flatout.cli.main import run
+    from flatout.training import session as train_run
 
     def hang(*_: object) -> None:
         (Path(folder) / "starting").touch()

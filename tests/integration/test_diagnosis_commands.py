@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import flatout
-from flatout.app import probe as probing
-from flatout.app import tune as tuning
-from flatout.app.measuring import Measured, measure, measure_apart
-from flatout.app.predict import score_predictions
+from flatout.commands import probe as probing
+from flatout.commands import tune as tuning
+from flatout.commands.predict import score_predictions
 from flatout.diagnosis.finding import CAUSES
+from flatout.training.measuring import Measured, measure, measure_apart
 from servers.faults import Rule
 from servers.fixtures import Bucket
 from servers.proxy_client import FaultProxy

@@ -78,13 +78,13 @@ def test_any_number_of_ranks_trains_the_same_model(work: Path, one_bad_sample: P
 
 def _evaluated(place: dict[str, str], config: str, result: str) -> None:
     os.environ.update(place)
-    from flatout.app.joining import joined, own_place
-    from flatout.app.train_run import prepare_setup
     from flatout.config.loading import load_config
-    from flatout.data.loader import open_loader
+    from flatout.data.loading.loader import open_loader
     from flatout.engine.learner import build_learner
     from flatout.engine.loop import Job, Progress, evaluate
+    from flatout.engine.parallel.joining import joined, own_place
     from flatout.timeline import Recorder
+    from flatout.training.session import prepare_setup
 
     loaded = load_config(config).config
     torch.set_num_threads(1)

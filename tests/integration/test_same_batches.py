@@ -18,12 +18,12 @@ from PIL import Image
 
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.decode import native
-from flatout.data.loader import Loader, open_loader
-from flatout.data.pack_writer import PackOptions, unpack, write_pack
-from flatout.data.prepare import Recipe
-from flatout.data.views import SHIPPED, View
+from flatout.data.loading.loader import Loader, open_loader
+from flatout.data.loading.prepare import Recipe
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import SHIPPED, View
+from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.data.source.pack_writer import PackOptions, unpack, write_pack
 from servers.proxy_client import FaultProxy
 from servers.s3 import S3Server
 
@@ -311,7 +311,7 @@ import json, sys
 import numpy as np
 sys.path[:0] = sys.argv[1:3]
 from test_same_batches import CASES, pictures
-from flatout.data.decode import native
+from flatout.data.pixels.decode import native
 assert native is None
 paths = json.loads(sys.argv[3])
 results = [pictures(paths[source], view, **options) for view, source, options in CASES]

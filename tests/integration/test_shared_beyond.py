@@ -18,13 +18,13 @@ from flatout.cache.bundle import read_bundle
 from flatout.cache.redis_store import RedisStore
 from flatout.cache.sealing import entry_keys
 from flatout.errors import BadBundle, ConfigError
-from flatout.service.daemon import Place, runtime_place
-from flatout.service.functions import LambdaCaller, RayCaller
-from flatout.service.lambda_handler import handler, make_event, read_answer
-from flatout.service.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
-from flatout.service.specs import batch_bytes, batch_key, describe, stream_name
-from flatout.service.stores import StoreAccess, open_batch_store
-from flatout.service.stream_spec import StreamSpec
+from flatout.service.coordinator.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
+from flatout.service.producers.functions import LambdaCaller, RayCaller
+from flatout.service.producers.lambda_handler import handler, make_event, read_answer
+from flatout.service.protocol.specs import batch_bytes, batch_key, describe, stream_name
+from flatout.service.protocol.stream_spec import StreamSpec
+from flatout.service.transport.daemon import Place, runtime_place
+from flatout.service.transport.stores import StoreAccess, open_batch_store
 from servers.redis_servers import Redis, free_port
 from sharing import Checker, Remote, data_config, in_order, make_recipe, read_epochs, shared
 from training import wait_until
@@ -232,7 +232,7 @@ def test_the_function_behind_the_real_runtime_client(shapes: Path, tmp_path: Pat
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {**os.environ, "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"}
-    process = subprocess.Popen([sys.executable, "-X", "faulthandler", "-m", "awslambdaric", "flatout.service.lambda_handler.handler"], env=environment,
+    process = subprocess.Popen([sys.executable, "-X", "faulthandler", "-m", "awslambdaric", "flatout.service.producers.lambda_handler.handler"], env=environment,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     try:
         wait_until(lambda: answers or process.poll() is not None, "the function's answer")

@@ -18,11 +18,11 @@ from flatout.cache.redis_store import RedisStore, check_redis
 from flatout.cache.redis_wire import RedisConnection
 from flatout.cache.sealing import SEAL_BYTES, entry_keys
 from flatout.errors import ConfigError, DataError, ServiceUnavailable
-from flatout.service.daemon import Certificate, Place, runtime_place
-from flatout.service.messages import Refused, Register
-from flatout.service.remote import GrpcLine
-from flatout.service.specs import batch_bytes, batch_key, describe, open_preparer, stream_name
-from flatout.service.stream_spec import StreamSpec
+from flatout.service.protocol.messages import Refused, Register
+from flatout.service.protocol.specs import batch_bytes, batch_key, describe, open_preparer, stream_name
+from flatout.service.protocol.stream_spec import StreamSpec
+from flatout.service.transport.daemon import Certificate, Place, runtime_place
+from flatout.service.transport.remote import GrpcLine
 from servers.redis_servers import LyingRedis, Redis, free_port
 from sharing import Checker, Remote, data_config, in_order, make_recipe, producers, read_epochs, shared
 from training import command, start, summary, wait_until, write_recipe

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from flatout.config.schema import DataConfig
-from flatout.data import dataset as dataset_module
-from flatout.data import staging
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.loader import Loader, open_loader
-from flatout.data.prepare import Recipe
-from flatout.data.views import SHIPPED
+from flatout.data.loading import staging
+from flatout.data.loading.loader import Loader, open_loader
+from flatout.data.loading.prepare import Recipe
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source import dataset as dataset_module
+from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.errors import StorageError, TooManyQuarantined
 from flatout.storage import open_checked
 from servers.faults import Faults, Kind, Rule

@@ -80,7 +80,7 @@ def test_a_suite_stops_goes_on_and_keeps_what_failed_as_a_row(work: Path, shapes
 
 
 def test_experiments_that_failed_are_counted_once_whatever_their_repeats() -> None:
-    from flatout.app.run_suite import SuiteResult
+    from flatout.commands.suite import SuiteResult
     from flatout.reports.suite_table import Outcome, suite_rows
 
     outcomes = [Outcome(name, "", {}, cause=why) for name, why in (("a", "x"), ("b", None), ("a", "x"), ("b", None))]
@@ -89,7 +89,7 @@ def test_experiments_that_failed_are_counted_once_whatever_their_repeats() -> No
 
 
 def test_a_changed_configuration_is_trained_afresh(work: Path, uninterrupted: Path) -> None:
-    from flatout.app.run_suite import next_action
+    from flatout.commands.suite import next_action
     from flatout.config.loading import load_config
     from flatout.runs import read_run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.app.simulate import simulate
-from flatout.service.daemon import Place, runtime_place
-from flatout.service.policy import Policy
+from flatout.commands.simulate import simulate
+from flatout.service.coordinator.policy import Policy
+from flatout.service.transport.daemon import Place, runtime_place
 from sharing import Checker, in_order, make_recipe, read_epochs, service, shared
 from training import (
     STEPS_PER_EPOCH,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flatout
-from flatout.app.lr_find import find_learning_rate
+from flatout.commands.lr_find import find_learning_rate
 from flatout.config.loading import load_config
 from flatout.engine import checkpoint
 from flatout.runs.directory import effective_rows, read_table

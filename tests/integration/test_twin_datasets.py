@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.loader import open_loader
-from flatout.data.prepare import Recipe
-from flatout.service.daemon import Place, runtime_place
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import Recipe
+from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.service.transport.daemon import Place, runtime_place
 from integration.test_shared_beyond import Redis, Remote, free_port, redis  # noqa: F401
 from servers.s3 import S3Server
 from sharing import VIEW, Checker, in_order, make_recipe, read_epochs, service, shared
@@ -212,8 +212,8 @@ def test_a_run_of_an_older_flatout_goes_on_and_says_by_what(begun: Path) -> None
 def test_a_file_replaced_while_a_run_reads_it_ends_the_run(
     twins: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flatout.app import train_run as module
     from flatout.errors import DataChanged
+    from flatout.training import session as module
 
     plain, inverted = twins
     recipe = write_recipe(tmp_path / "tiny.yaml", plain, data__cache="off")

@@ -10,7 +10,7 @@
 
 #include <jpeglib.h>
 
-#include "../../src/flatout/data/native/native.h"
+#include "../../src/flatout/data/pixels/native/native.h"
 
 #define MAX_COMPARED_SIDE 160
 

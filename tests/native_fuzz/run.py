@@ -72,7 +72,7 @@ def unit_tests(folder: Path) -> None:
     for init in ("__init__.py", "data/__init__.py"):
         (package / init).touch()
     sources = [str(path) for path in [DATA / "_native.c", *sorted((DATA / "native").glob("*.c"))]]
-    include, target = sysconfig.get_path("include"), package / "data/_native.abi3.so"
+    include, target = sysconfig.get_path("include"), package / "data/pixels/_native.abi3.so"
     flags = [*SANITIZE, "-shared", "-fPIC", "-DPy_LIMITED_API=0x030B0000", f"-I{include}"]
     subprocess.run(["gcc", *flags, *sources, "-ljpeg", "-o", str(target)], check=True)
     runtimes = [

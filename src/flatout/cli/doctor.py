@@ -28,8 +28,8 @@ def doctor(
 
     Examples:  flatout doctor   |   flatout doctor recipes/demo.yaml
     """
-    from flatout.app.doctor import examine
-    from flatout.app.doctor_show import say_line
+    from flatout.commands.doctor import examine
+    from flatout.commands.doctor_show import say_line
 
     checkup = examine(config, (lambda line: None) if as_json else say_line)
     if as_json:

@@ -25,8 +25,8 @@ def explain(
 
     Examples:  flatout explain runs/demo   |   flatout explain runs/demo --fix faster.yaml
     """
-    from flatout.app.explain import explain as explain_run
-    from flatout.app.explain import print_explanation, read_run, write_fixed_recipe
+    from flatout.commands.explain import explain as explain_run
+    from flatout.commands.explain import print_explanation, read_run, write_fixed_recipe
 
     found = read_run(run)
     explanation = explain_run(found)

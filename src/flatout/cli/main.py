@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import typer
 
 from flatout.errors import FlatoutError
-from flatout.parents import exit_with_parent, stop_with_parent
+from flatout.machine.parents import exit_with_parent, stop_with_parent
 
 app = typer.Typer(
     name="flatout",
@@ -28,8 +28,8 @@ app.add_typer(bench_app, name="bench")
 
 def run() -> Any:
     """Entry point: a user's mistake is one line on stderr and an exit code; anything else is a bug with a traceback."""
-    from flatout.app.lasting_output import outlive_readers
     from flatout.cli import register
+    from flatout.machine.lasting_output import outlive_readers
 
     if "OMP_WAIT_POLICY" not in os.environ:
         # before torch is loaded: compute threads spin for 10 ms while they wait for each other, and on a host whose
@@ -65,7 +65,7 @@ def _say_if_out_of_memory(error: Exception) -> None:
     if not isinstance(error, MemoryError | OSError | RuntimeError | ImportError):
         return
     try:
-        from flatout.app.host_memory import explain_start
+        from flatout.machine.available_memory import explain_start
 
         said = explain_start(error)
     except (MemoryError, ImportError):  # not even enough to say how much

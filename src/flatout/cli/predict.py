@@ -34,7 +34,7 @@ def predict(
     Examples:  flatout predict runs/demo --if data.workers=4 --if data.workers=4,data.batch_size=128
                flatout predict --score
     """
-    from flatout.app.predict import (
+    from flatout.commands.predict import (
         parse_alternatives,
         predict_changes,
         print_predictions,

@@ -26,8 +26,8 @@ def probe(
 
     Examples:  flatout probe recipes/demo.yaml   |   flatout predict runs/demo-probe --if data.workers=4
     """
-    from flatout.app.probe import probe_recipe
-    from flatout.app.show import parse_assignments
+    from flatout.commands.probe import probe_recipe
+    from flatout.commands.show import parse_assignments
 
     def say(text: str) -> None:
         if not as_json:

@@ -32,8 +32,8 @@ def report(
 
       flatout report runs/demo --markdown > notes.md
     """
-    from flatout.app.report_run import report_run
-    from flatout.app.show import read_run
+    from flatout.commands.report import report_run
+    from flatout.commands.show import read_run
 
     result = report_run(read_run(run), html, markdown, trace, quiet=as_json)
     if as_json:

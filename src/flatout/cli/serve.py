@@ -75,8 +75,8 @@ def serve(
                flatout serve --listen 10.0.0.5:7070 --tls-cert server.pem --tls-key server.key
                              --data s3://bucket/imagenet --redis rediss://10.0.0.6:6379
     """
-    from flatout.app.serve import ServeOptions, print_look
-    from flatout.app.serve import serve as run_service
+    from flatout.commands.serve import ServeOptions, print_look
+    from flatout.commands.serve import serve as run_service
 
     chosen = ServeOptions(
         capacity, threads, eviction.value, trace, listen, tuple(data or ()), tls_cert, tls_key, tls_ca, redis,
@@ -100,7 +100,7 @@ def cache(
 
     Examples:  flatout cache   |   flatout cache --json   |   flatout cache clear
     """
-    from flatout.app.serve import look, print_look
+    from flatout.commands.serve import look, print_look
 
     values = look(what)
     if as_json:

@@ -23,8 +23,8 @@ def simulate(
 
     Examples:  flatout simulate recipes/simulations/shared.yaml   |   flatout simulate trace.jsonl --json
     """
-    from flatout.app.simulate import print_simulation
-    from flatout.app.simulate import simulate as run_simulation
+    from flatout.commands.simulate import print_simulation
+    from flatout.commands.simulate import simulate as run_simulation
 
     values = run_simulation(file)
     if as_json:

@@ -29,8 +29,8 @@ def tune(
 
     Examples:  flatout tune recipes/demo.yaml   |   flatout tune my.yaml --keep-batch --out fast.yaml
     """
-    from flatout.app.show import parse_assignments
-    from flatout.app.tune import tune_recipe
+    from flatout.commands.show import parse_assignments
+    from flatout.commands.tune import tune_recipe
 
     def say(text: str) -> None:
         if not as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.draws import Mix
+from flatout.data.pixels.draws import Mix
 from flatout.storage.counters import StoreCounters
 
 if TYPE_CHECKING:

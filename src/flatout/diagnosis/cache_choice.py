@@ -13,7 +13,7 @@ DECODED_EACH_EPOCH, FILLING, KEPT = "crop_seconds", "fill_seconds", "kept_second
 
 @dataclass(frozen=True)
 class CacheChoice:
-    """The entry `cache` of a run's resolved.json, as data/tiers.py writes it. Seconds are of one sample on one core."""
+    """The entry `cache` of resolved.json, as data/loading/tiers.py writes it. Seconds are of one sample on one core."""
 
     wanted: str
     """data.cache of the recipe."""

@@ -17,7 +17,7 @@ from flatout.runs.directory import read_json, read_table
 from flatout.untrusted import number as _number
 from flatout.untrusted import read_json_lines
 
-_FETCHERS = 4  # of data/loader.py: threads that wait for a store beside the workers
+_FETCHERS = 4  # of data/loading/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
 _LOADS = ("fetch", "decode", "augment", "collate")
 
@@ -123,7 +123,7 @@ def _from_config(
 
 
 def workers_of(wanted: Any, device: str, cores: int) -> int:
-    """As data/loader.py chooses them where files are not slow."""
+    """As data/loading/loader.py chooses them where files are not slow."""
     if isinstance(wanted, int):
         return wanted
     return 1 if device == "cpu" else max(1, min(cores, 16))

@@ -2,7 +2,8 @@
 while the one before it is still computed; everywhere else the copy is made when it is asked for.
 
 What makes this safe is one rule, for the memory of every source: a batch is kept until the event behind its copy has
-come to pass. Loaders use memory again when the last reference to it is gone (data/pools.py, service/client.py).
+come to pass. Loaders use memory again when the last reference to it is gone (data/loading/pools.py,
+service/client/pool.py).
 """
 
 import time
@@ -112,7 +113,7 @@ class Copies:
 
     def settle(self) -> None:
         """Before another batch is taken: let go of those whose copy has ended, and of all but one in any case. A loader
-        counts on no more (data/budgets.py); the host hardly ever waits here, since a copy never waits for computing."""
+        counts on no more (machine/budgets.py); the host hardly ever waits here: a copy never waits for computing."""
         while self._under_way and (len(self._under_way) > 1 or self._under_way[0][0].query()):
             event, _ = self._under_way[0]
             event.synchronize()

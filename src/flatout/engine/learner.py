@@ -18,7 +18,7 @@ from flatout.engine.optimizers import EagerOptimizer, load_optimizer_tensors, op
 from flatout.engine.precision import Precision, build_precision
 from flatout.engine.whole_tensors import like, whole
 from flatout.errors import ConfigError
-from flatout.tasks.models.emulated import EmulatedModel
+from flatout.tasks.classification.emulated_model import EmulatedModel
 from flatout.tasks.protocol import Task
 
 

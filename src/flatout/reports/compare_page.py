@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from flatout.analysis.comparability import Side
+from flatout.analysis.comparison import Comparison, Figure
+from flatout.analysis.values import write_value
 from flatout.reports.charts import Series, line_chart, stacked, strips
-from flatout.reports.comparability import Side
-from flatout.reports.compare import Comparison, Figure
 from flatout.reports.compare_text import judgement, ledger_cells, relation, setting
 from flatout.reports.page import joined, note, page, paragraph, section, table
-from flatout.reports.values import write_value
 from flatout.units import format_seconds
 
 _CURVES = (("top1", "top-1 accuracy", 100.0, " %"), ("bleu", "BLEU", 1.0, ""), ("val_loss", "validation loss", 1.0, ""),

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.reports.compare import Comparison, Figure
-from flatout.reports.values import write_value
+from flatout.analysis.comparison import Comparison, Figure
+from flatout.analysis.values import write_value
 from flatout.units import format_seconds, format_share
 
 _POINTS = ("accuracy.top1", "accuracy.top5", "data_wait_share", "utilization_mean")

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from flatout.analysis.convergence import Metric, metric_of
+from flatout.analysis.details import Details, numbers
 from flatout.reports.charts import Point, Series, line_chart, scatter_chart
 from flatout.reports.page import joined
-from flatout.runs.convergence import Metric, metric_of
-from flatout.runs.details import Details, numbers
 
 _MOST_SERIES = 8
 _LEVELS = ("rss", "memory", "swap", "shm")

@@ -6,7 +6,9 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from flatout.reports.answers import answers, is_emulated, network_points
+from flatout.analysis.answers import answers, is_emulated, network_points
+from flatout.analysis.convergence import metric_of
+from flatout.analysis.details import Details
 from flatout.reports.curves import curve_charts, network_chart, resource_charts
 from flatout.reports.page import (
     folded,
@@ -24,8 +26,6 @@ from flatout.reports.page import (
     tiles,
 )
 from flatout.reports.timeline_view import epoch_bars, estimate_table, ledger_bar, timeline
-from flatout.runs.convergence import metric_of
-from flatout.runs.details import Details
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_seconds, format_share, format_usd
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from flatout.reports.answers import answers, is_emulated
+from flatout.analysis.answers import answers, is_emulated
+from flatout.analysis.details import Details
 from flatout.reports.page import printable
-from flatout.runs.details import Details
 from flatout.units import format_seconds, format_share, format_usd
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|#~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})

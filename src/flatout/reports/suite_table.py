@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flatout.analysis.mean_epoch import MeanEpoch
+from flatout.analysis.values import look_up, nested, write_value
 from flatout.reports.page import page, paragraph, section, table
-from flatout.reports.values import look_up, nested, write_value
 from flatout.runs import Run
-from flatout.runs.mean_epoch import MeanEpoch
 from flatout.units import format_bytes, format_seconds
 
 _WHY = (

@@ -7,10 +7,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from flatout.reports.answers import answers, is_emulated
+from flatout.analysis.answers import answers, is_emulated
+from flatout.analysis.convergence import metric_of
+from flatout.analysis.details import Details
 from flatout.reports.page import printable
-from flatout.runs.convergence import metric_of
-from flatout.runs.details import Details
 from flatout.units import format_seconds, format_share
 
 _COLOURS = {

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
+from flatout.analysis.activity import Activity, CloseLook
+from flatout.analysis.details import Details
+from flatout.analysis.epoch_ledger import DIFFERENCES, explain_difference
 from flatout.reports.charts import Block, Series, area_chart, in_order, line_chart, stacked, strips
 from flatout.reports.page import joined, paragraph, table
-from flatout.runs.activity import Activity, CloseLook
-from flatout.runs.details import Details
-from flatout.runs.epoch_ledger import DIFFERENCES, explain_difference
 from flatout.units import format_seconds, format_share
 
 _MOST_ROWS = 40

@@ -27,9 +27,6 @@ QUARANTINE_COLUMNS = ("split", "sample_id", "name", "reason")
 Fate = Literal["here", "deleted", "moved", "replaced"]
 """Of a run directory in mid-run. Emptied is deleted; replaced: another directory or another process has its name."""
 
-CLASSES_FILE = "classes.json"
-"""The names of the classes in the order of their labels; not there where labels are not classes."""
-
 
 class RunDirectory:
     """Paths of one run, and the lock that keeps a second process out."""
@@ -50,7 +47,7 @@ class RunDirectory:
         self.system = root / "system.csv"
         self.other_gpus = root / "system-ranks.csv"  # those of the other ranks
         self.quarantine = root / "quarantine.csv"
-        self.classes = root / CLASSES_FILE
+        self.classes = root / "classes.json"  # names in the order of labels; not there where labels are not classes
         self.summary = root / "summary.json"
         self.cost = root / "cost.json"
         self.log = root / "log.txt"

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from flatout.errors import ConfigError, DataError
-from flatout.storage.mounts import is_fuse_mount
+from flatout.machine.mounts import is_fuse_mount
 from flatout.storage.protocol import Checked, Entry, Range, Store
 
 __all__ = ["Entry", "Range", "Store", "is_fuse_mount", "open_checked", "open_store"]

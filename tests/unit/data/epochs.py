@@ -9,9 +9,9 @@ from small_datasets import TORN, split_of
 
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
-from flatout.data.loader import Loader, as_batch, open_loader
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import SHIPPED
+from flatout.data.loading.loader import Loader, as_batch, open_loader
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.pixels.views import SHIPPED
 
 SAMPLES, BATCH = 26, 4
 VIEW = replace(SHIPPED["train-224"], size=12, colour_jitter=(0.4, 0.4, 0.4), mixup=0.2, cutmix=1.0)

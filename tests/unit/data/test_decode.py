@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_datasets import encoded, jpeg, pixels
 
-from flatout.data.decode import Undecodable, decode_pixels
-from flatout.data.picture_cost import MAX_PIXELS
+from flatout.data.pixels.decode import Undecodable, decode_pixels
+from flatout.data.pixels.picture_limits import MAX_PIXELS
 
 some = settings(max_examples=80, deadline=None)  # a loaded machine is no failure
 
@@ -253,7 +253,7 @@ def test_the_largest_size_is_not_refused_for_its_size() -> None:
 def test_bombs_do_not_take_memory() -> None:
     """In a process of its own, which can tell the most it ever held."""
     script = (
-        "import pickle, sys; from flatout.data.decode import Undecodable, decode_pixels\n"
+        "import pickle, sys; from flatout.data.pixels.decode import Undecodable, decode_pixels\n"
         "bombs = pickle.load(sys.stdin.buffer)\n"
         "most = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
         "before = most()\n"

@@ -6,12 +6,12 @@ import pytest
 from small_datasets import TORN, jpeg, split_of
 
 from flatout.cache.arena import Arena, memory_arena
-from flatout.data import fill_costs, tiers
-from flatout.data.decode import native
-from flatout.data.fill_costs import ASSUMED_EPOCHS, Probed, SampleCosts, fill_or_not, probe_samples
-from flatout.data.prepare import Recipe
-from flatout.data.tiers import choose_cache
-from flatout.data.views import resolve_view
+from flatout.data.loading import fill_costs, tiers
+from flatout.data.loading.fill_costs import ASSUMED_EPOCHS, Probed, SampleCosts, fill_or_not, probe_samples
+from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.tiers import choose_cache
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import resolve_view
 
 SMALL = SampleCosts(crop_seconds=22e-6, fill_seconds=25e-6, kept_seconds=3e-6)
 PHOTO = SampleCosts(crop_seconds=750e-6, fill_seconds=1300e-6, kept_seconds=150e-6)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import open_dataset
-from flatout.data.decode import native
-from flatout.data.host_memory import HostMemory, power_of_two
-from flatout.data.loader import open_loader
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.process_pool import ProcessPool
-from flatout.data.views import SHIPPED
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.pinned_memory import HostMemory, power_of_two
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.process_pool import ProcessPool
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import open_dataset
 from late_copies import FakePinned
 
 VIEW = replace(SHIPPED["train-224"], size=16, mixup=0.2, cutmix=1.0)

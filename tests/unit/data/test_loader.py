@@ -10,11 +10,11 @@ import pytest
 import torch
 from epochs import BAD, SAMPLES, expected, fingerprint, kept, loader_of, make_recipe
 
-from flatout.data.dataset import Split
-from flatout.data.loader import Loader, choose_workers
-from flatout.data.pools import Buffers, InlinePool, Key, ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.worker_count import workers_for
+from flatout.data.loading.loader import Loader, choose_workers
+from flatout.data.loading.pools import Buffers, InlinePool, Key, ThreadPool
+from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.worker_count import workers_for
+from flatout.data.source.dataset import Split
 from flatout.errors import TooManyQuarantined
 
 
@@ -180,7 +180,7 @@ def test_auto_takes_more_workers_where_they_mostly_wait(cores: int, device: str,
 
 
 def test_auto_measures_how_long_reading_takes(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
     assert choose_workers(5, "cuda", recipe) == 5
     locate, clock, slept = Split.locate, time.perf_counter, [0.0]
 
@@ -194,7 +194,7 @@ def test_auto_measures_how_long_reading_takes(recipe: Recipe, monkeypatch: pytes
 
 
 def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
     locate, clock, calls = Split.locate, time.perf_counter, [0]
 
     def slow_at_first(*args: Any) -> Any:
@@ -209,7 +209,7 @@ def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkey
 
 def test_auto_does_not_take_a_busy_machine_for_slow_files(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of the three times, others had the core while a sample was read."""
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
     locate, clock, calls = Split.locate, time.perf_counter, [0]
 
     def preempted_twice(*args: Any) -> Any:
@@ -223,5 +223,5 @@ def test_auto_does_not_take_a_busy_machine_for_slow_files(recipe: Recipe, monkey
 
 
 def test_auto_measures_samples_on_a_rank_of_many_too(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
     assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)) == 3

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-_native = pytest.importorskip("flatout.data._native", reason="the optional extension is not built")
+_native = pytest.importorskip("flatout.data.pixels._native", reason="the optional extension is not built")
 
 COLUMNS = 27
 NOT_FOR_ME = 1

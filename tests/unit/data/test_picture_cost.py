@@ -12,12 +12,15 @@ from PIL import Image
 from small_datasets import split_of
 
 from flatout.cache.arena import memory_arena
-from flatout.data import decode, picture_cost, pixels, prepare
-from flatout.data.audit import BOMB, BROKEN, look_at
-from flatout.data.picture_cost import CostsTooMuch, Undecodable, count_scans
-from flatout.data.prepare import Recipe
-from flatout.data.sample_cache import SampleCache
-from flatout.data.views import SHIPPED
+from flatout.data.audit.examination import BOMB, BROKEN, look_at
+from flatout.data.loading import prepare
+from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.sample_cache import SampleCache
+from flatout.data.pixels import decode
+from flatout.data.pixels import picture_limits as picture_cost
+from flatout.data.pixels import reference as pixels
+from flatout.data.pixels.picture_limits import CostsTooMuch, Undecodable, count_scans
+from flatout.data.pixels.views import SHIPPED
 from hostile_pictures import encoded, ends_early, flat_png, lying_header, many_scans, smooth
 
 TURNED = Image.Exif()

@@ -11,14 +11,14 @@ from small_datasets import TORN, encoded, jpeg, opened, pixels, sample_files, sp
 from trouble import troubled
 
 from flatout.config.schema import DataConfig
-from flatout.data import prepare as prepare_module
 from flatout.data.batch import Prepared
-from flatout.data.decode import decode_pixels, native
-from flatout.data.draws import draw, draw_mix
-from flatout.data.loader import open_loader
-from flatout.data.pixels import place, recolour
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import SHIPPED, View
+from flatout.data.loading import prepare as prepare_module
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.pixels.decode import decode_pixels, native
+from flatout.data.pixels.draws import draw, draw_mix
+from flatout.data.pixels.reference import place, recolour
+from flatout.data.pixels.views import SHIPPED, View
 from flatout.errors import DataError, StoreUnreachable
 
 SIDE = 16

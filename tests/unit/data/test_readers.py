@@ -9,8 +9,8 @@ import pytest
 from epochs import VIEW, expected, kept, loader_of
 from small_datasets import jpeg, opened, sample_files, write_files, write_tar
 
-from flatout.data.prepare import Recipe
-from flatout.data.readers import Extents
+from flatout.data.loading.prepare import Recipe
+from flatout.data.source.readers import Extents
 from flatout.errors import StorageError
 from flatout.storage.local import OpenFile
 

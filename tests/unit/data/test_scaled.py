@@ -15,18 +15,18 @@ from small_datasets import encoded, opened, split_of, write_files
 
 from flatout.config.loading import load_config as load_config
 from flatout.config.schema import DataConfig, ViewConfig
-from flatout.data import prepare as prepare_module
-from flatout.data.dataset import Split
-from flatout.data.decode import decode_pixels, native
-from flatout.data.draws import draw
-from flatout.data.loader import open_loader
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.pixels import choose_shrink, decode_scaled, place, place_shrunk, shrink_box
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.tiers import choose_cache
-from flatout.data.views import SHIPPED, resolve_view
+from flatout.data.loading import prepare as prepare_module
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.tiers import choose_cache
+from flatout.data.pixels.decode import decode_pixels, native
+from flatout.data.pixels.draws import draw
+from flatout.data.pixels.reference import choose_shrink, decode_scaled, place, place_shrunk, shrink_box
+from flatout.data.pixels.views import SHIPPED, resolve_view
+from flatout.data.source.dataset import Split
+from flatout.data.source.pack_writer import PackOptions, write_pack
 from flatout.errors import ConfigError
-from flatout.service.specs import describe, open_preparer
+from flatout.service.protocol.specs import describe, open_preparer
 
 EXACT = replace(SHIPPED["train-224"], name="photos", size=24)
 SCALED = replace(EXACT, decode="scaled")

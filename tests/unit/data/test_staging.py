@@ -12,14 +12,14 @@ import pytest
 from small_datasets import jpeg, opened, sample_files, write_files
 
 from flatout.config.schema import DataConfig
-from flatout.data import staging
-from flatout.data.dataset import Split
-from flatout.data.loader import open_loader
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe
-from flatout.data.readers import ObjectReader
-from flatout.data.staging import StagedReader, is_remote, staged
-from flatout.data.views import SHIPPED
+from flatout.data.loading import staging
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.staging import StagedReader, is_remote, staged
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import Split
+from flatout.data.source.pack_writer import PackOptions, write_pack
+from flatout.data.source.readers import ObjectReader
 from flatout.errors import ObjectMissing, StorageError, StoreUnreachable
 from flatout.storage.local import FolderStore
 from flatout.storage.protocol import Entry, Range

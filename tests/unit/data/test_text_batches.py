@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from flatout.data.batch import Failure, StageSeconds
-from flatout.data.parallel_text import TextSplit, Tokens
-from flatout.data.text_batches import TextBatch, TextRecipe, TextSource
-from flatout.data.vocabulary import BEGIN, END, PAD
+from flatout.data.text.batches import TextBatch, TextRecipe, TextSource
+from flatout.data.text.parallel_text import TextSplit, Tokens
+from flatout.data.text.vocabulary import BEGIN, END, PAD
 from flatout.errors import TooManyQuarantined
 
 BAD = 7

@@ -10,17 +10,18 @@ import pytest
 from small_datasets import TORN, jpeg, opened, sample_files, split_of, write_files
 
 from flatout.config.schema import DataConfig
-from flatout.data import budgets, tiers
-from flatout.data import loader as loader_module
-from flatout.data.dataset import Split
-from flatout.data.decode import Undecodable, decode_pixels
-from flatout.data.fill_costs import Probed, SampleCosts
-from flatout.data.loader import open_loader
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.tiers import Chosen, choose_cache
-from flatout.data.views import SHIPPED
-from flatout.timeline.monitors.cgroup import Limits
+from flatout.data.loading import loader as loader_module
+from flatout.data.loading import tiers
+from flatout.data.loading.fill_costs import Probed, SampleCosts
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.tiers import Chosen, choose_cache
+from flatout.data.pixels.decode import Undecodable, decode_pixels
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import Split
+from flatout.data.source.pack_writer import PackOptions, write_pack
+from flatout.machine import budgets
+from flatout.machine.cgroup import Limits
 
 DECODED = 20 * 24 * 24 * 3  # bytes of twenty samples of 24 x 24 pixels
 

@@ -10,11 +10,11 @@ from epochs import VIEW, expected, kept
 from small_datasets import split_of
 
 from flatout.config.schema import DataConfig
-from flatout.data import worker_count
-from flatout.data.loader import open_loader
-from flatout.data.pools import ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.worker_count import Window, WorkerControl, wanted_workers
+from flatout.data.loading import worker_count
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.pools import ThreadPool
+from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.worker_count import Window, WorkerControl, wanted_workers
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import trouble
 from epochs import BAD, expected, fingerprint, kept, loader_of, make_recipe
 from small_datasets import split_of
 
-from flatout.data.pools import ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.process_pool import ProcessPool
+from flatout.data.loading.pools import ThreadPool
+from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.process_pool import ProcessPool
 from flatout.errors import NoSpace, StoreUnreachable, WorkerFailed
 
 
@@ -36,7 +36,7 @@ class Left:
     @staticmethod
     def _workers() -> list[psutil.Process]:
         children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        return [child for child in children if "flatout.data.process_pool" in " ".join(child.cmdline())]
+        return [child for child in children if "flatout.data.loading.process_pool" in " ".join(child.cmdline())]
 
     @staticmethod
     def _mappings() -> list[str]:
@@ -172,9 +172,9 @@ def test_closing_leaves_no_process_and_no_shared_memory(recipe: Recipe) -> None:
 def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
     split_of(tmp_path, 8)
     script = (
-        "import sys; from flatout.config.schema import DataConfig; from flatout.data.dataset import open_dataset\n"
-        "from flatout.data.prepare import Recipe; from flatout.data.process_pool import ProcessPool\n"
-        "from flatout.data.views import SHIPPED\n"
+        "import sys; from flatout.config.schema import DataConfig; from flatout.data.source.dataset import open_dataset\n"
+        "from flatout.data.loading.prepare import Recipe; from flatout.data.loading.process_pool import ProcessPool\n"
+        "from flatout.data.pixels.views import SHIPPED\n"
         "recipe = Recipe(open_dataset(DataConfig(path=sys.argv[1])).train, SHIPPED['train-64'], 0, 4)\n"
         "pool = ProcessPool(recipe, 1)\n"
         "pool.submit((0, 0)); pool.wait((0, 0), 60)\n"

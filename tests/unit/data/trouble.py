@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.dataset import Split
-from flatout.data.readers import Reader, Rows, Source
+from flatout.data.source.dataset import Split
+from flatout.data.source.readers import Reader, Rows, Source
 from flatout.errors import StorageError, StoreUnreachable
 
 GATE = threading.Event()  # "stuck" waits for it; another process has one of its own, which nobody opens

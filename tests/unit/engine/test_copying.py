@@ -16,29 +16,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.app import lr_find
-from flatout.app.task_setup import open_source
-from flatout.app.train_run import prepare_setup
+from flatout.commands import lr_find
 from flatout.config.loading import load_config
-from flatout.data import host_memory
 from flatout.data.batch import BatchSource
-from flatout.data.loader import Loader, as_batch
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import View
+from flatout.data.loading import pinned_memory as host_memory
+from flatout.data.loading.loader import Loader, as_batch
+from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.pixels.views import View
 from flatout.engine.copying import Copies, CudaCopyStream, Feed, copies_for, tensors_in
 from flatout.engine.devices import Device
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import EpochRecord, Job, Progress, StepRecord, train
 from flatout.engine.range_test import range_test
 from flatout.errors import StoreUnreachable
-from flatout.service.client import SharedPool, Terms
-from flatout.service.messages import Batches, Message, Next, Register, Registered
-from flatout.service.producer import make_batch
-from flatout.service.simulation import SIMULATED_SPEC
-from flatout.service.specs import ImagePreparer, batch_bytes, batch_key
-from flatout.tasks.classification import Classification, Inputs
-from flatout.tasks.translation import TextInputs, Translation
+from flatout.service.client.pool import SharedPool, Terms
+from flatout.service.producers.producer import make_batch
+from flatout.service.protocol.messages import Batches, Message, Next, Register, Registered
+from flatout.service.protocol.specs import ImagePreparer, batch_bytes, batch_key
+from flatout.simulation.simulator import SIMULATED_SPEC
+from flatout.tasks.classification.task import Classification, Inputs
+from flatout.tasks.setup import open_source
+from flatout.tasks.translation.task import TextInputs, Translation
 from flatout.timeline import Recorder
+from flatout.training.session import prepare_setup
 from late_copies import FakePinned, LateStream, is_within
 from training import recipe as recipe_of
 

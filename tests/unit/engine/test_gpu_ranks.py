@@ -13,24 +13,24 @@ import torch
 from test_host_reads import job_of
 from torch import Tensor, nn
 
-from flatout.app import joining, train_run
-from flatout.app.joining import spread
-from flatout.app.link_preflight import _profile
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.engine import loop
 from flatout.engine.learner import Learner
 from flatout.engine.loop import finite_tensors
-from flatout.engine.parallel import Place
+from flatout.engine.parallel import Place, joining
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm, convert
 from flatout.engine.parallel.group import Group
+from flatout.engine.parallel.joining import spread
 from flatout.engine.parallel.ranks import Ranks, ToldByRanks
 from flatout.engine.parallel.sharding import gathered, mixed_precision, shard
 from flatout.engine.precision import DTYPES
 from flatout.errors import RunFailed
-from flatout.tasks.models.resnet import resnet
-from flatout.tasks.models.transformer import Size, Transformer
+from flatout.tasks.classification.resnet import resnet
+from flatout.tasks.translation.transformer import Size, Transformer
 from flatout.timeline import Recorder
+from flatout.training import session as train_run
+from flatout.training.link_preflight import _profile
 from hostreads import counted
 from ranks import free_port
 from training import recipe

@@ -14,8 +14,6 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from flatout.app.task_setup import open_source
-from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
 from flatout.config.schema import Config, TrainConfig
 from flatout.engine.learner import build_learner
@@ -23,7 +21,9 @@ from flatout.engine.loop import Job, Progress, _step, evaluate
 from flatout.engine.optimizers import optimizer_for
 from flatout.engine.precision import DTYPES, Precision
 from flatout.tasks.protocol import Task
+from flatout.tasks.setup import open_source
 from flatout.timeline import Recorder
+from flatout.training.session import prepare_setup
 from hostreads import HostReads, counted
 from training import recipe
 

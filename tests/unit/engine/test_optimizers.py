@@ -23,7 +23,7 @@ from flatout.engine.optimizers import (
     parameter_groups,
 )
 from flatout.errors import ConfigError
-from flatout.tasks.models.resnet import resnet
+from flatout.tasks.classification.resnet import resnet
 
 NAMES = ["sgd", "adamw", "lamb"]
 
@@ -173,8 +173,8 @@ def test_nobody_else_builds_an_optimizer() -> None:
     assert {path: names for path, names in found.items() if names} == {
         "engine/optimizers.py": ["AdamW", "Lamb", "Sgd", "optimizer_for"],
         "engine/learner.py": ["optimizer_for"],
-        "app/joining.py": ["optimizer_for"],
-        "app/rehearse.py": ["optimizer_for"],
+        "engine/parallel/joining.py": ["optimizer_for"],
+        "commands/rehearse.py": ["optimizer_for"],
     }
 
 

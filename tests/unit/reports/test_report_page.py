@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flatout.reports.answers import answers
+from flatout.analysis.answers import answers
+from flatout.analysis.details import Details, correlation, network_rates, read_details, step_times_by_network
+from flatout.analysis.trace import write_trace
 from flatout.reports.html import report_page
 from flatout.reports.markdown import report_markdown
 from flatout.reports.terminal import render
 from flatout.runs import Run
-from flatout.runs.details import Details, correlation, network_rates, read_details, step_times_by_network
-from flatout.runs.trace import write_trace
 
 ATTACK = "<script>alert(1)</script>"
 SUMMARY: dict[str, Any] = {

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
+from flatout.analysis.mean_epoch import MeanEpoch
 from flatout.reports.suite_table import Outcome, as_html, as_json, as_markdown, as_terminal, suite_rows
 from flatout.runs import Run
-from flatout.runs.mean_epoch import MeanEpoch
 
 CONFIG = {"data": {"batch_size": 128, "workers": 2}, "train": {"checkpointing": True}, "parallel": {"mode": "ddp"}}
 DIFFERENCES = {

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from flatout.app.import_run import default_name, import_run
-from flatout.app.report_run import print_report
 from flatout.cli import register
 from flatout.cli.main import app
+from flatout.commands.import_log import default_name, import_run
+from flatout.commands.report import print_report
 from flatout.errors import DataError, RunDirectoryError
 from flatout.runs.events import read_scalars
 from flatout.runs.foreign import match_columns, read_foreign

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.service.decisions import (
+from flatout.service.client.decisions import (
     MOST_ASKS,
     PATIENCE_SECONDS,
     Asked,
@@ -13,8 +13,8 @@ from flatout.service.decisions import (
     mean_step,
     next_action,
 )
-from flatout.service.messages import Batches
-from flatout.service.policy import HANDFUL, SMALL_FACTOR, Allowance, handful, lookahead, reuse_score
+from flatout.service.coordinator.policy import HANDFUL, SMALL_FACTOR, Allowance, handful, lookahead, reuse_score
+from flatout.service.protocol.messages import Batches
 
 READY = Batches(buffers=[1])
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from flatout.service.helper import Helper
+from flatout.service.client.helper import Helper
 
 
 class Batch:

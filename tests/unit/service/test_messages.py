@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ServiceUnavailable
-from flatout.service.messages import (
+from flatout.service.protocol.messages import (
     FRAME,
     MOST_BYTES,
     VERSION,
@@ -20,7 +20,7 @@ from flatout.service.messages import (
     decode,
     encode,
 )
-from flatout.service.simulation import SIMULATED_SPEC
+from flatout.simulation.simulator import SIMULATED_SPEC
 
 
 def test_round_trip() -> None:

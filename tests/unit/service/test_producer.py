@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flatout.errors import ServiceUnavailable
-from flatout.service import producer
-from flatout.service.messages import Done, Failed, Joined, Message, Produce
-from flatout.service.wire import Wire
+from flatout.service.producers import producer
+from flatout.service.protocol.messages import Done, Failed, Joined, Message, Produce
+from flatout.service.protocol.wire import Wire
 
 ONE, OTHER = "a" * 64, "b" * 64
 

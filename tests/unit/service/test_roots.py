@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.app.serve import ServeOptions, serve
+from flatout.commands.serve import ServeOptions, serve
 from flatout.errors import ConfigError
-from flatout.service.roots import allowed_roots
+from flatout.service.transport.roots import allowed_roots
 
 
 def test_paths_are_followed_to_where_they_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_serving_more_than_is_safe_is_refused(changes: dict[str, object], says: 
     "address", ["0.0.0.0:7070", "10.0.0.5:7070", "[::]:7070", "cache.example.org:7070", "localhost.x:1"]
 )
 def test_beyond_loopback_there_is_no_grpc_without_tls(address: str) -> None:
-    remote = pytest.importorskip("flatout.service.remote")
+    remote = pytest.importorskip("flatout.service.transport.remote")
     for use in (
         lambda: remote.GrpcServer(None, address),
         lambda: remote.GrpcLine(address, "token", "job", "name", 1.0),
@@ -86,13 +86,13 @@ def test_beyond_loopback_there_is_no_grpc_without_tls(address: str) -> None:
     "address", ["dns:///127.0.0.1:1", "ipv4:10.0.0.5:7070", "127.0.0.1", "unix:/x", "a b:1", ":1", ""]
 )
 def test_only_hosts_and_ports_are_addresses(address: str) -> None:
-    remote = pytest.importorskip("flatout.service.remote")
+    remote = pytest.importorskip("flatout.service.transport.remote")
     with pytest.raises(ConfigError, match="not HOST:PORT"):
         remote.check_encrypted(address, True, address, "")
 
 
 def test_a_token_comes_by_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = pytest.importorskip("flatout.service.remote")
+    remote = pytest.importorskip("flatout.service.transport.remote")
     monkeypatch.delenv("FLATOUT_SHARED_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="FLATOUT_SHARED_TOKEN"):
         remote.read_token(None)

@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 
 from flatout.data.batch import Failure, Prepared, StageSeconds, Work
-from flatout.service.specs import assemble, flatten
+from flatout.service.protocol.specs import assemble, flatten
 
 
 def test_what_was_measured_comes_back_to_the_bit() -> None:

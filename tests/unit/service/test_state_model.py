@@ -4,7 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from flatout.service.messages import (
+from flatout.service.coordinator.policy import Policy
+from flatout.service.coordinator.shelf import Discard, End, Make, Tell
+from flatout.service.coordinator.state import State
+from flatout.service.protocol.messages import (
     Batches,
     Claim,
     Claimed,
@@ -21,10 +24,7 @@ from flatout.service.messages import (
     Spoilt,
     Tick,
 )
-from flatout.service.policy import Policy
-from flatout.service.shelf import Discard, End, Make, Tell
-from flatout.service.simulation import SIMULATED_SPEC
-from flatout.service.state import State
+from flatout.simulation.simulator import SIMULATED_SPEC
 
 CAPACITY, MOST_ASKS = 1000, 10
 SIZES = {"a" * 64: 100, "b" * 64: 130}

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from flatout.config.schema import Config
 from flatout.data.batch import AnyBatch, Failure
 from flatout.engine.learner import Learner, state_digest
-from flatout.engine.parallel.alone import Losses, StopReason, T, Told
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm
 from flatout.engine.parallel.gradients import GradientExchange
 from flatout.engine.parallel.group import Gathering, Group
 from flatout.engine.parallel.local_steps import LocalSteps
+from flatout.engine.parallel.single_process import Losses, StopReason, T, Told
 from flatout.engine.parallel.traffic import Traffic
 from flatout.engine.parallel.watchdog import Watchdog
 from flatout.errors import EndedBySomeRank, FlatoutError, RunFailed

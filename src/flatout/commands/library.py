@@ -1,0 +1,118 @@
+"""What a user imports from flatout: everything a command does is a function first."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from flatout.config.loading import load_config
+from flatout.config.schema import DataConfig
+from flatout.data.loading.loader import Loader, choose_workers, open_loader
+from flatout.data.loading.prepare import Recipe
+from flatout.data.pixels.views import View, resolve_view
+from flatout.data.source.dataset import open_dataset
+from flatout.engine.parallel.place import find_place
+from flatout.errors import ConfigError, DataError
+from flatout.machine.budgets import share_machine
+from flatout.runs import Run
+
+
+def train(
+    config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, run: str | Path | None = None
+) -> Run:
+    """Train a recipe (a path or a mapping) and return the run; the same call again resumes."""
+    from flatout.training.session import train_run  # who only reads batches needs none of it
+
+    return train_run(config, overrides, run)
+
+
+def open_batches(
+    path: str | Path,
+    view: str | View = "train-224",
+    batch_size: int = 256,
+    seed: int = 0,
+    workers: int | str = "auto",
+    split: str = "train",
+    shuffle: bool = True,
+    epochs: int | None = None,
+    rank: int | Literal["auto"] = "auto",
+    world_size: int | Literal["auto"] = "auto",
+    **data: Any,
+) -> Loader:
+    """Batches of a dataset for your own loop; `data` takes any other key of a recipe's data section.
+
+    `epochs`, how many you will ask for, lets `cache: auto` decide whether keeping decoded samples pays; any number may
+    be asked for. Each of several ranks gets its own slice of every global batch: `auto` asks torch's process group, or
+    torchrun's environment. `batch_size` is for one rank; `global_batch` instead of it gives the same batches on any
+    number of ranks. `world_size=1` gives every rank all samples.
+    """
+    values = {"path": str(path), "batch_size": batch_size, "workers": workers, **data}
+    config = load_config({"data": values}).config.data
+    own_rank, ranks = _place_among_ranks(rank, world_size)
+    dataset = open_dataset(config)
+    chosen = dataset.train if split == "train" else dataset.val
+    if chosen is None or split not in ("train", "val"):
+        raise DataError(f"split {split!r} is not there; use train or val")
+    recipe = Recipe(
+        chosen, view if isinstance(view, View) else resolve_view(view), seed,
+        _checked_global_batch(config, ranks, len(chosen)), shuffle, rank=own_rank, world_size=ranks,
+        min_batch=_least_batch(ranks) if shuffle else 1,
+    )  # fmt: skip
+    loader = _open_source(recipe, config, choose_workers(workers, "cuda", recipe), split, epochs)
+    left_out = len(chosen) - recipe.batches_per_epoch * recipe.batch_size
+    if left_out > 0:
+        loader.notes += (f"the last {left_out} sample(s) of an epoch are left out: too few for {ranks} ranks",)
+    return loader
+
+
+def _open_source(recipe: Recipe, config: DataConfig, workers: int, split: str, epochs: int | None) -> Loader:
+    if config.shared == "off":
+        return open_loader(recipe, config, workers, epochs=epochs)
+    from flatout.service.client.opening import open_shared_loader
+
+    return open_shared_loader(recipe, config, workers, "cuda", split)[0]
+
+
+def _least_batch(ranks: int) -> int:
+    """So many samples that each rank has some: slices keep pairs of neighbours together."""
+    return 2 * ranks - 1
+
+
+def _checked_global_batch(config: DataConfig, ranks: int, samples: int) -> int:
+    key, value, on = "global_batch", config.global_batch, ""
+    if value is None:
+        key, value, on = "batch_size", config.batch_size, f" on each of {ranks} ranks" if ranks > 1 else ""
+    whole = value * ranks if on else value
+    if whole > samples:
+        most = samples // (ranks if on else 1)
+        raise DataError(f"{key} is {value}{on} but the split has {samples} samples; ask for at most {most}")
+    if whole < _least_batch(ranks):
+        raise DataError(f"{key} is {value}{on}: not every one of {ranks} ranks would have a sample; ask for more")
+    return whole
+
+
+def _place_among_ranks(rank: int | str, world_size: int | str) -> tuple[int, int]:
+    """Rank and number of ranks of this process; ranks on one machine share its cores and memory."""
+    import torch.distributed as dist
+
+    place = find_place(os.environ)
+    if world_size == "auto":
+        if rank != "auto":
+            raise ConfigError(f"rank is {rank!r} but world_size is not given; give both, or neither")
+        if dist.is_available() and dist.is_initialized():
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+        else:
+            rank, world_size = (0, 1) if place is None else (place.rank, place.world_size)
+    rank = 0 if rank == "auto" and world_size == 1 else rank
+    if not isinstance(rank, int) or not isinstance(world_size, int) or not 0 <= rank < world_size:
+        raise ConfigError(f"rank is {rank!r} of world_size {world_size!r}; ranks count from 0 to world_size - 1")
+    if place is not None or world_size > 1:
+        share_machine(_local_ranks(world_size) if place is None else place.local_world_size)
+    return rank, world_size
+
+
+def _local_ranks(world_size: int) -> int:
+    """Where no launcher says how many ranks are on this machine: as many as it has GPUs, else all."""
+    import torch
+
+    return min(world_size, torch.cuda.device_count() or world_size)

@@ -1,0 +1,111 @@
+"""Is it worth keeping decoded samples? Measured on a few of them, decided by arithmetic."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from flatout.cache.arena import memory_arena
+from flatout.data.loading.prepare import Recipe
+from flatout.data.pixels.decode import Undecodable, decode_pixels, native
+from flatout.data.pixels.draws import draw
+from flatout.data.source.readers import read_source
+from flatout.errors import StorageError
+from flatout.units import format_seconds
+
+ASSUMED_EPOCHS = 3  # of a job that does not say: filling must have paid by then
+_SIZED, _TIMED = 32, 8  # samples whose size is looked at, and of these, that are timed
+
+
+@dataclass(frozen=True)
+class SampleCosts:
+    """Seconds that one sample takes one core: reading it and decoding what its crop shows; reading it, decoding and
+    keeping all of it; and taking a crop of what is kept."""
+
+    crop_seconds: float
+    fill_seconds: float
+    kept_seconds: float
+
+    def pays_after_epochs(self) -> float:
+        """From how many epochs on filling takes less time in all; infinite where it never does."""
+        gain, extra = self.crop_seconds - self.kept_seconds, self.fill_seconds - self.crop_seconds
+        return 1 + max(0.0, extra) / gain if gain > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a few samples say about all of them. No costs where every sample is decoded whole anyway."""
+
+    decoded_bytes: float  # of a sample, on average
+    one_size: bool
+    costs: SampleCosts | None
+
+
+def fill_or_not(costs: SampleCosts | None, epochs: int | None) -> tuple[bool, str]:
+    """Whether to fill a cache that has room for everything, and why; `epochs` are those still to come, if known."""
+    if epochs is not None and epochs <= 1:
+        return False, "the run has one epoch and needs each sample once"
+    if costs is None:
+        return True, "samples are decoded whole anyway"
+    expected = (
+        f"{format_seconds(costs.fill_seconds)} a sample and core in the first epoch and "
+        f"{format_seconds(costs.kept_seconds)} then, {format_seconds(costs.crop_seconds)} without"
+    )
+    pays = costs.pays_after_epochs()
+    least = "never pays" if pays == float("inf") else f"pays after {pays:.2g} epochs"
+    known = f"the run has {epochs}" if epochs is not None else f"{ASSUMED_EPOCHS} are assumed"
+    return pays < (ASSUMED_EPOCHS if epochs is None else epochs), f"{least}, {known}: {expected}"
+
+
+def probe_samples(recipe: Recipe, with_costs: bool) -> Probed:
+    """Read and decode a few samples, spread over the split."""
+    count = len(recipe.split)
+    ids = np.unique(np.linspace(0, count - 1, min(count, _SIZED)).astype(np.int64))
+    answers, read_seconds = [], []
+    for source in recipe.split.locate(ids):
+        started = time.perf_counter()
+        answers.append(read_source(source))
+        read_seconds.append(time.perf_counter() - started)
+    blobs, sizes = [], []
+    for answer in answers:
+        with suppress(Undecodable):
+            if not isinstance(answer, StorageError):
+                sizes.append(_decoded_bytes(answer))
+                blobs.append(answer)
+    some = slice(None, None, max(1, len(blobs) // _TIMED))
+    costs = _measure(recipe, blobs[some], sum(sizes[some]), median(read_seconds or [0.0])) if with_costs else None
+    return Probed(float(np.mean(sizes)) if sizes else 0.0, len(set(sizes)) <= 1, costs)
+
+
+def _decoded_bytes(blob: bytes | memoryview) -> int:
+    """By its header alone, unless that promises more than so many bytes can hold."""
+    width, height, _ = (native.jpeg_size(blob) if native is not None else None) or (0, 0, 0)
+    return 3 * width * height if 0 < width * height <= 512 * len(blob) else decode_pixels(blob).nbytes
+
+
+def _measure(
+    recipe: Recipe, blobs: list[bytes | memoryview], decoded_bytes: int, read_seconds: float
+) -> SampleCosts | None:
+    """None where the compiled decoder has no part in it: then cropping decodes the whole picture too."""
+    if native is None or recipe.view.crop == "raw" or not blobs:
+        return None
+    # a first huge page may cost as much as all of these pictures, and says little about many more
+    arena, side = memory_arena(len(blobs), decoded_bytes, huge_pages=False), recipe.view.side(0)
+    rows, status = np.arange(len(blobs)), np.zeros(len(blobs), np.int32)
+    images = np.full((len(blobs), 3, side, side), 0, np.uint8)  # written: their pages are there before the clock runs
+    geometry = draw(recipe.view, recipe.seed, 0, rows).geometry
+
+    def seconds(first: int, sources: object, shapes: object = None, keep: object = None) -> float:
+        started = time.thread_time()  # of this core: other work on the machine does not count
+        native.load_slice(sources, shapes, geometry[first:], side, 0, images[first:], status[first:], keep)
+        return (time.thread_time() - started) / (len(blobs) - first)
+
+    seconds(len(blobs) - 1, blobs[-1:])  # code and tables that are met for the first time
+    crop, fill = seconds(0, blobs), seconds(0, blobs, None, (arena.shared, rows))
+    offsets, lengths, shapes = arena.find(rows)
+    if not (good := shapes[:, 0] > 0).all():  # once more, without what is Pillow's to decode or to refuse
+        return _measure(recipe, [blobs[slot] for slot in np.flatnonzero(good)], decoded_bytes, read_seconds)
+    kept = seconds(0, ([arena.pixels], np.zeros(len(blobs), np.int32), offsets, lengths), shapes)
+    return SampleCosts(read_seconds + crop, read_seconds + fill, kept)

@@ -1,0 +1,111 @@
+"""From a configuration to a loader whose batches are shared."""
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from flatout.cache.batch_store import BatchStore
+from flatout.cache.shared_memory import memory_note
+from flatout.config.schema import DataConfig
+from flatout.data.loading.loader import Loader, open_loader, with_raw_shape
+from flatout.data.loading.pinned_memory import memory_for
+from flatout.data.loading.prepare import Recipe
+from flatout.errors import ServiceUnavailable
+from flatout.service.client.pool import Line, SharedPool, Terms
+from flatout.service.protocol.extras import needs
+from flatout.service.protocol.messages import Register
+from flatout.service.protocol.specs import batch_bytes, describe, stream_name
+from flatout.service.transport.daemon import connect, connect_or_start, runtime_place, start_daemon
+from flatout.service.transport.stores import open_batch_store
+from flatout.timeline import Recorder
+
+_PREFETCH = 2  # told to the pool, which needs it only when it works alone
+
+
+def open_shared_loader(
+    recipe: Recipe,
+    config: DataConfig,
+    workers: int,
+    device_kind: str,
+    split: str = "train",
+    epochs: int | None = None,
+    order_file: Path | None = None,
+    recorder: Recorder | None = None,
+) -> tuple[Loader, SharedPool]:
+    """A loader over a shared pool. `order_file` keeps where the order begins, so that a resumed run has the same."""
+    recipe = with_raw_shape(recipe)
+    spec = describe(recipe, config, split)
+    begins = _remembered(order_file)
+    register = Register(
+        stream=stream_name(spec), spec=spec, batches_per_epoch=recipe.batches_per_epoch,
+        batch_bytes=batch_bytes(recipe), position=0, last=None if epochs is None else epochs * recipe.batches_per_epoch,
+        epoch=begins[0] if begins else 0, index=begins[1] if begins else 0,
+        anywhere=config.shared_start == "window" and begins is None, epochs_differ=bool(recipe.view.sizes),
+    )  # fmt: skip
+
+    def open_local() -> Loader:
+        return open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
+
+    remember = _rememberer(order_file if config.shared_start == "window" else None)
+    pool = SharedPool(recipe, Terms(register, _connector(config), remember), open_local, memory_for(device_kind))
+    pool.join()
+    prefetch = max(_PREFETCH, 2 * workers)
+    loader = Loader(
+        recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder=recorder
+    )
+    loader.notes = tuple(pool.notes) or (f"shared: alone for now, {pool.use.last_trouble}",)
+    if config.shared == "auto" and (note := memory_note()) is not None:
+        loader.notes += (note,)
+    return loader, pool
+
+
+def _connector(config: DataConfig) -> Callable[[bool], tuple[Line, BatchStore]]:
+    capacity = None if config.shared_bytes == "auto" else config.shared_bytes
+
+    def remote(wait: bool) -> tuple[Line, BatchStore]:
+        with needs("service"):
+            from flatout.service.transport.remote import GrpcLine, read_token
+
+        token, name = read_token(config.shared_token), f"{os.uname().nodename}-{os.getpid()}"
+        address, deadline_seconds = config.shared.removeprefix("grpc://"), 10.0 if wait else 2.0
+        line = GrpcLine(address, token, "job", name, deadline_seconds, config.shared_tls_ca)
+        if "://" not in line.access.address:
+            line.close()
+            raise ServiceUnavailable(f"the service of shared batches at {address} names no Redis to read from")
+        return line, open_batch_store(line.access)
+
+    def connector(wait: bool) -> tuple[Line, BatchStore]:
+        place = runtime_place()
+        name = f"{os.getpid()}-{secrets.token_hex(3)}"
+        if wait:
+            line, access = connect_or_start(place, name, capacity)
+        else:
+            try:
+                line, access = connect(place, "job", name, deadline_seconds=1.0)
+            except ServiceUnavailable:
+                start_daemon(place, capacity)  # found at the next try
+                raise
+        return line, open_batch_store(replace(access, tls_ca=config.shared_tls_ca))
+
+    return connector if config.shared == "auto" else remote
+
+
+def _remembered(path: Path | None) -> tuple[int, int] | None:
+    try:
+        epoch, index = json.loads(path.read_text(encoding="ascii")) if path is not None else (None, None)
+    except (OSError, ValueError, TypeError):
+        return None
+    return (epoch, index) if isinstance(epoch, int) and isinstance(index, int) else None
+
+
+def _rememberer(path: Path | None) -> Callable[[int, int], None]:
+    def remember(epoch: int, index: int) -> None:
+        if path is not None:
+            temporary = path.with_suffix(".new")
+            temporary.write_text(json.dumps([epoch, index]), encoding="ascii")
+            temporary.replace(path)
+
+    return remember

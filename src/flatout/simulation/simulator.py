@@ -1,0 +1,211 @@
+"""The real coordinator in simulated time: what sharing would do for jobs, speeds and caches that are not here.
+
+Jobs and producers are a few lines each; every decision is made by the same `State` that serves live jobs. `replay`
+feeds it a trace of a live service instead, and says whether it decides the same.
+"""
+
+import heapq
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import ConfigError
+from flatout.service.client.decisions import Asked, AskFor, next_action
+from flatout.service.coordinator.policy import MOST_AT_ONCE, Policy
+from flatout.service.coordinator.shelf import Instruction, Tell
+from flatout.service.coordinator.state import State
+from flatout.service.protocol.messages import Batches, Done, Joined, Leave, Next, Produce, Register, Tick, decode_body
+from flatout.service.protocol.stream_spec import DataSpec, StreamSpec, ViewSpec
+
+_STREAM = "0" * 64
+SIMULATED_SPEC = StreamSpec(
+    data=DataSpec(path="simulated"), content=_STREAM, view="0" * 16, view_values=ViewSpec(name="simulated", crop="raw"),
+    batch_size=1,
+)  # fmt: skip
+_TICK_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    step_seconds: float
+    batches: int
+    start_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class World:
+    """What there is to simulate. A producer has `hands` that each take `make_seconds` for a batch."""
+
+    jobs: tuple[SimulatedJob, ...]
+    batches_per_epoch: int
+    batch_bytes: int
+    hands: int
+    make_seconds: float
+    cold_seconds: float = 0.0
+    usd_per_second: float = 0.0
+    handover_seconds: float = 0.0  # of a batch that is ready
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy's figures; `job_seconds` is how long each job took."""
+
+    seconds: float
+    job_seconds: tuple[float, ...]
+    batches: int
+    made: int
+    made_locally: int
+    hit_rate: float | None
+    usd: float = 0.0
+
+
+@dataclass
+class _Job:
+    spec: SimulatedJob
+    position: int = 0
+    asked: int = 0
+    waited_since: float = 0.0
+    held: list[int] = field(default_factory=list)
+    ended: float | None = None
+    local: int = 0
+
+
+class Simulation:
+    """An event queue around the coordinator's state."""
+
+    def __init__(self, world: World, policy: Policy) -> None:
+        self.state = State(policy)
+        self._world = world
+        self._now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._jobs = {f"job-{number}": _Job(job) for number, job in enumerate(world.jobs)}
+        self._orders: deque[Produce] = deque()
+        self._busy = 0
+        self._cold = world.hands
+
+    def run(self) -> Outcome:
+        self._say("producer", Joined(
+            slots=self._world.hands + 1, usd_per_second=self._world.usd_per_second,
+            seconds_to_start=self._world.cold_seconds,
+        ))  # fmt: skip
+        for name, job in self._jobs.items():
+            self._at(job.spec.start_seconds, partial(self._register, name))
+        self._at(_TICK_SECONDS, self._tick)
+        while any(job.ended is None for job in self._jobs.values()):
+            self._now, _, act = heapq.heappop(self._queue)
+            act()
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        counts, jobs = self.state.counts, self._jobs.values()
+        served, local = counts.hits + counts.waited, sum(job.local for job in jobs)
+        return Outcome(
+            seconds=self._now, job_seconds=tuple((job.ended or 0.0) - job.spec.start_seconds for job in jobs),
+            batches=served + local, made=counts.made, made_locally=local,
+            hit_rate=1 - (counts.made + local) / (served + local) if served else None,
+            usd=self.state.allowance.spent_usd,
+        )  # fmt: skip
+
+    def _at(self, when: float, act: Callable[[], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._queue, (when, self._serial, act))
+
+    def _say(self, who: str, message: Any) -> None:
+        self._obey(self.state.handle(self._now, who, message))
+
+    def _obey(self, instructions: list[Instruction]) -> None:
+        for each in instructions:
+            if isinstance(each, Tell) and isinstance(each.message, Produce):
+                self._orders.append(each.message)
+                self._start_hands()
+            elif isinstance(each, Tell) and isinstance(each.message, Batches):
+                self._answer(each.to, each.message)
+
+    def _tick(self) -> None:
+        self._say("clock", Tick())
+        self._at(self._now + _TICK_SECONDS, self._tick)
+
+    # The producer
+
+    def _start_hands(self) -> None:
+        while self._orders and self._busy < self._world.hands:
+            order, cold = self._orders.popleft(), self._cold > 0
+            self._cold -= cold
+            self._busy += 1
+            seconds = self._world.make_seconds + (self._world.cold_seconds if cold else 0.0)
+            self._at(self._now + seconds, partial(self._made, order, seconds, cold))
+
+    def _made(self, order: Produce, seconds: float, cold: bool) -> None:
+        self._busy -= 1
+        self._say("producer", Done(lease=order.lease, bytes=order.bytes, seconds=seconds, cold=cold))
+        self._start_hands()
+
+    # Jobs
+
+    def _register(self, name: str) -> None:
+        self._say(name, Register(
+            stream=_STREAM, spec=SIMULATED_SPEC, batches_per_epoch=self._world.batches_per_epoch,
+            batch_bytes=self._world.batch_bytes, position=0, last=self._jobs[name].spec.batches,
+        ))  # fmt: skip
+        self._ask(name)
+
+    def _ask(self, name: str) -> None:
+        job = self._jobs[name]
+        if job.position >= job.spec.batches:
+            job.ended = self._now
+            self._say(name, Leave())
+            return
+        if job.asked == 0:
+            job.waited_since = self._now
+        action = next_action(Asked(job.asked, self._now - job.waited_since), None)
+        if not isinstance(action, AskFor):
+            self._make_locally(name)
+            return
+        job.asked += 1
+        released, job.held = job.held, []
+        self._say(name, Next(position=job.position, count=MOST_AT_ONCE, wait_seconds=action.wait_seconds,
+                             released=released, step_seconds=job.spec.step_seconds))  # fmt: skip
+
+    def _answer(self, name: str, answer: Batches) -> None:
+        job = self._jobs[name]
+        if answer.buffers:
+            job.asked = 0
+            job.held += answer.buffers
+            job.position += len(answer.buffers)
+            seconds = len(answer.buffers) * (job.spec.step_seconds + self._world.handover_seconds)
+            self._at(self._now + seconds, partial(self._ask, name))
+        elif answer.denied is not None:
+            self._make_locally(name)
+        else:
+            self._at(self._now, partial(self._ask, name))
+
+    def _make_locally(self, name: str) -> None:
+        job = self._jobs[name]
+        job.asked, job.local, job.position = 0, job.local + 1, job.position + 1
+        self._at(self._now + self._world.make_seconds + job.spec.step_seconds, partial(self._ask, name))
+
+
+def replay(trace: Path) -> tuple[int, list[str]]:
+    """Decisions of a live service made again from its trace: how many, and those that differ."""
+    with trace.open(encoding="utf-8") as lines:
+        head = json.loads(next(lines, "{}"))
+        if not isinstance(head, dict) or "policy" not in head:
+            raise ConfigError(f"{trace} is not a trace of `flatout serve --trace`")
+        state, count, differ = State(Policy(**head["policy"])), 0, []
+        for line in lines:
+            now, who, message, expected = json.loads(line)
+            if message["kind"] == "no_space":
+                decided = state.no_space(message["buffer"])
+            elif message["kind"] == "clear":
+                decided = state.clear()
+            else:
+                decided = state.handle(now, who, decode_body(json.dumps(message).encode()))
+            count += 1
+            if [repr(each) for each in decided] != expected:
+                differ.append(f"at {now:.3f} after {who} said {message['kind']}: {decided} instead of {expected}")
+    return count, differ
