@@ -36,7 +36,7 @@ def job(arguments):
     from flatout.commands.serve import look
     from flatout.config.loading import load_config
     from flatout.data.loading.loader import choose_workers, open_loader
-    from flatout.data.loading.prepare import Recipe
+    from flatout.data.loading.prepare import BatchPlan
     from flatout.data.pixels.views import resolve_view
     from flatout.data.source.dataset import open_dataset
     from flatout.machine.budgets import usable_cores
@@ -47,7 +47,7 @@ def job(arguments):
     config = load_config(
         {"data": {"path": path, "cache": arguments.cache, "shared": "auto", "shared_bytes": arguments.bytes}}
     ).config.data
-    recipe = Recipe(open_dataset(config).train, resolve_view(view), 0, arguments.batch)
+    recipe = BatchPlan(open_dataset(config).train, resolve_view(view), 0, arguments.batch)
     workers = usable_cores() if arguments.mode == "ideal" else choose_workers("auto", "emulated", recipe)
     pool = None
     if arguments.mode == "shared":

@@ -16,7 +16,7 @@ from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
 from flatout.data.loading.loader import Loader
 from flatout.data.loading.pools import InlinePool
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import View
 from flatout.data.source.dataset import open_dataset
 from flatout.errors import BadBundle
@@ -40,14 +40,14 @@ def data_config(path: Path | str, **changes: Any) -> DataConfig:
     return load_config({"data": {"path": str(path), "shared": "auto", "batch_size": BATCH, **changes}}).config.data
 
 
-def make_recipe(path: Path | str, seed: int = 0, batch_size: int = BATCH) -> Recipe:
-    return Recipe(open_dataset(data_config(path)).train, VIEW, seed, batch_size)
+def make_recipe(path: Path | str, seed: int = 0, batch_size: int = BATCH) -> BatchPlan:
+    return BatchPlan(open_dataset(data_config(path)).train, VIEW, seed, batch_size)
 
 
 @contextmanager
 def shared(path: Path | str, workers: int = 0, **changes: Any) -> Iterator[tuple[Loader, SharedPool]]:
     config = data_config(path, **changes)
-    recipe = Recipe(open_dataset(config).train, VIEW, 0, config.batch_size)
+    recipe = BatchPlan(open_dataset(config).train, VIEW, 0, config.batch_size)
     loader, pool = open_shared_loader(recipe, config, workers, "cpu")
     try:
         yield loader, pool
@@ -58,7 +58,7 @@ def shared(path: Path | str, workers: int = 0, **changes: Any) -> Iterator[tuple
 class Checker:
     """Compares batches with those of a loader of one's own, byte for byte."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: BatchPlan) -> None:
         self._pool = InlinePool(recipe)
 
     def check(self, batch: Batch) -> None:
@@ -87,7 +87,7 @@ def read_epochs(
     return seen
 
 
-def in_order(recipe: Recipe, epochs: range) -> list[tuple[int, int]]:
+def in_order(recipe: BatchPlan, epochs: range) -> list[tuple[int, int]]:
     return [(epoch, index) for epoch in epochs for index in range(recipe.batches_per_epoch)]
 
 

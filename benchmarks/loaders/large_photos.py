@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from flatout.config.schema import DataConfig
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.pixels.decode import decoder_name
 from flatout.data.pixels.draws import FLIP, draw
 from flatout.data.pixels.reference import choose_shrink, crop_box, shrink_box
@@ -51,7 +51,7 @@ def make_folder(root: Path, count: int, width: int, height: int, ending: str, **
 
 def flatout_row(folder: Path, view: View) -> Row:
     split = open_dataset(DataConfig(path=str(folder))).train
-    recipe = Recipe(split, view, seed=0, batch_size=len(split), shuffle=False)
+    recipe = BatchPlan(split, view, seed=0, batch_size=len(split), shuffle=False)
     images = np.zeros(recipe.shape(0), np.uint8)
 
     def run(epoch: int) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
 from flatout.data.loading.loader import Loader, open_loader
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.decode import native
 from flatout.data.pixels.views import SHIPPED, View
 from flatout.data.source.dataset import Dataset, open_dataset
@@ -122,7 +122,7 @@ def digest(batch: Batch) -> str:
 
 def make_loader(path: str, view: str, workers: int, **data: Any) -> Loader:
     config = DataConfig(path=path, **{"cache": "off", "stage": "off", "max_quarantine_share": 0.5, **data})
-    recipe = Recipe(open_dataset(config).train, VIEWS[view], seed=3, batch_size=BATCH_SIZE)
+    recipe = BatchPlan(open_dataset(config).train, VIEWS[view], seed=3, batch_size=BATCH_SIZE)
     return open_loader(recipe, config, workers)
 
 
@@ -399,7 +399,7 @@ def test_a_resized_pack_is_the_same_however_it_is_read(sources: Sources, way: st
 
 def test_another_seed_or_epoch_is_another_batch(sources: Sources) -> None:
     config = DataConfig(path=sources.paths["folder"], cache="off", max_quarantine_share=0.5)
-    recipe = Recipe(open_dataset(config).train, VIEWS["everything"], seed=3, batch_size=BATCH_SIZE)
+    recipe = BatchPlan(open_dataset(config).train, VIEWS["everything"], seed=3, batch_size=BATCH_SIZE)
     seen = set()
     for seed in (3, 4):
         with open_loader(replace(recipe, seed=seed), config, 2) as loader:

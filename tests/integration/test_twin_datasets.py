@@ -12,7 +12,7 @@ import pytest
 
 from flatout.config.schema import DataConfig
 from flatout.data.loading.loader import open_loader
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.service.transport.daemon import Place, runtime_place
 from integration.test_shared_beyond import Redis, Remote, free_port, redis  # noqa: F401
@@ -99,7 +99,7 @@ def opened(path: Path | str) -> Dataset:
 
 def pixels_of(path: Path | str, epochs: int = 1, **data: Any) -> list[str]:
     loader = open_loader(
-        Recipe(opened(path).train, VIEW, 0, 8), DataConfig(**{"cache": "off", "worker_kind": "thread", **data}), 1
+        BatchPlan(opened(path).train, VIEW, 0, 8), DataConfig(**{"cache": "off", "worker_kind": "thread", **data}), 1
     )
     try:
         batches = [batch for epoch in range(epochs) for batch in loader.epoch(epoch)]
@@ -133,7 +133,7 @@ def test_an_object_written_over_is_fetched_again_and_only_that(
         replace_slyly(root / "train/a/000.jpg", twins[1] / "train/a/000.jpg")
         (root / "train/a/000.jpg").touch()  # the server's own listing knows no more than size and time
     dataset = opened("s3://images")
-    loader = open_loader(Recipe(dataset.train, VIEW, 0, 8), DataConfig(cache="off"), 0)
+    loader = open_loader(BatchPlan(dataset.train, VIEW, 0, 8), DataConfig(cache="off"), 0)
     assert f"{COUNT - 1} of {COUNT} samples are there already" in loader.notes[0]
     fetched = [hashlib.sha256(batch.images.numpy().tobytes()).hexdigest() for batch in loader.epoch(0)]
     loader.close()
@@ -147,7 +147,7 @@ def test_a_bucket_has_the_fingerprint_of_its_folder(
     fingerprints = []
     for path in (twins[0], "s3://images"):
         for split in ("train", "val"):
-            loader = open_loader(Recipe(getattr(opened(path), split), VIEW, 0, 8), DataConfig(cache="off"), 0)
+            loader = open_loader(BatchPlan(getattr(opened(path), split), VIEW, 0, 8), DataConfig(cache="off"), 0)
             list(loader.epoch(0))
             loader.close()
         fingerprints.append(opened(path).content_fingerprint())

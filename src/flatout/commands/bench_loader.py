@@ -21,10 +21,10 @@ from rich.text import Text
 
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
-from flatout.data.batch import Batch, StageSeconds
+from flatout.data.batch import Batch, LoadStats
 from flatout.data.loading.loader import Loader, choose_kind, choose_workers, open_loader
 from flatout.data.loading.pools import Buffers, InlinePool, ThreadPool
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.loading.staging import is_remote
 from flatout.data.loading.tiers import choose_cache
@@ -64,7 +64,7 @@ class Turn:
 class Bench:
     """What is measured, and how far in the order of samples the stages have come."""
 
-    recipe: Recipe
+    recipe: BatchPlan
     config: DataConfig
     workers: int
     turn_seconds: float
@@ -90,7 +90,7 @@ def bench_loader(
 ) -> dict[str, Any]:
     """Measure every stage for `seconds` in all, but at least a batch in each of five rounds."""
     bench = _open(path, view, batch_size, workers, seconds)
-    inside = StageSeconds()
+    inside = LoadStats()
     stages: dict[str, Callable[[], Turn]] = {
         "read": lambda: _read(bench),
         "decode": lambda: _read(bench, decode=True),
@@ -113,7 +113,7 @@ def _open(path: str, view: str, batch_size: int, workers: int | None, seconds: f
     values = {"path": path, "batch_size": batch_size, "max_quarantine_share": 1.0, "stage": "off", "cache": "off"}
     config = load_config({"data": values}).config.data  # no samples are left on disk
     split = open_dataset(config).train
-    recipe = Recipe(split, resolve_view(view), 0, min(batch_size, len(split)))
+    recipe = BatchPlan(split, resolve_view(view), 0, min(batch_size, len(split)))
     count = choose_workers("auto" if workers is None else workers, "cuda", recipe)
     with open_loader(recipe, config, 0) as loader:
         return Bench(loader.recipe, config, count, seconds / ROUNDS)  # the loader knows the shape of a raw view
@@ -183,7 +183,7 @@ def _decode(bench: Bench, data: bytes) -> None:
         bench.undecodable += 1
 
 
-def _augment(bench: Bench, inside: StageSeconds) -> Turn:
+def _augment(bench: Bench, inside: LoadStats) -> Turn:
     """Whole batches, by this thread; `inside` adds up what their parts took."""
 
     def prepare_batch(turn: Turn) -> None:
@@ -224,7 +224,7 @@ def _consume(bench: Bench, batches: Iterator[Batch]) -> Turn:
     return _timed(bench, take_volley)
 
 
-def _fill_cache(bench: Bench, images: float) -> tuple[str, tuple[Recipe, SampleCache] | None]:
+def _fill_cache(bench: Bench, images: float) -> tuple[str, tuple[BatchPlan, SampleCache] | None]:
     """Would training cache decoded samples in memory? Then about `images` of them are, to measure the second epoch."""
     recipe, kind = bench.recipe, choose_kind(bench.config.worker_kind, bench.workers)
     if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
@@ -249,19 +249,17 @@ def _fill_cache(bench: Bench, images: float) -> tuple[str, tuple[Recipe, SampleC
     )
 
 
-def _cached_loader(bench: Bench, recipe: Recipe, cache: SampleCache) -> Loader:
+def _cached_loader(bench: Bench, recipe: BatchPlan, cache: SampleCache) -> Loader:
     pool = ThreadPool(recipe, bench.workers, cache) if bench.workers else InlinePool(recipe, cache)
     return Loader(recipe, pool, max(1, 2 * bench.workers), bench.config.batch_deadline_seconds, 1.0)
 
 
-def _cached(bench: Bench, recipe: Recipe, cache: SampleCache) -> Turn:
+def _cached(bench: Bench, recipe: BatchPlan, cache: SampleCache) -> Turn:
     with _cached_loader(bench, recipe, cache) as loader:
         return _consume(bench, _endless(loader, 1, 0))
 
 
-def _describe(
-    bench: Bench, turns: dict[str, list[Turn]], inside: StageSeconds, busy_elsewhere: float
-) -> dict[str, Any]:
+def _describe(bench: Bench, turns: dict[str, list[Turn]], inside: LoadStats, busy_elsewhere: float) -> dict[str, Any]:
     kind = choose_kind(bench.config.worker_kind, bench.workers)
     stages = [_describe_stage(name, each, bench.workers, kind) for name, each in turns.items()]
     rates = {stage["name"]: stage["images_per_second"] for stage in stages}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
 from flatout.data.loading.loader import Loader, choose_workers, open_loader
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import View, resolve_view
 from flatout.data.source.dataset import open_dataset
 from flatout.engine.parallel.place import find_place
@@ -53,7 +53,7 @@ def open_batches(
     chosen = dataset.train if split == "train" else dataset.val
     if chosen is None or split not in ("train", "val"):
         raise DataError(f"split {split!r} is not there; use train or val")
-    recipe = Recipe(
+    recipe = BatchPlan(
         chosen, view if isinstance(view, View) else resolve_view(view), seed,
         _checked_global_batch(config, ranks, len(chosen)), shuffle, rank=own_rank, world_size=ranks,
         min_batch=_least_batch(ranks) if shuffle else 1,
@@ -65,7 +65,7 @@ def open_batches(
     return loader
 
 
-def _open_source(recipe: Recipe, config: DataConfig, workers: int, split: str, epochs: int | None) -> Loader:
+def _open_source(recipe: BatchPlan, config: DataConfig, workers: int, split: str, epochs: int | None) -> Loader:
     if config.shared == "off":
         return open_loader(recipe, config, workers, epochs=epochs)
     from flatout.service.client.opening import open_shared_loader

@@ -29,7 +29,7 @@ from flatout.engine.learner import Learner
 from flatout.engine.optimizers import optimizer_for
 from flatout.engine.precision import DTYPES, build_precision
 from flatout.errors import ConfigError, RunFailed
-from flatout.tasks.setup import Opened, open_source, open_task
+from flatout.tasks.setup import TaskSetup, open_source, open_task
 
 _AUTOCAST = {**DTYPES, "fp32": None}
 _LIMITS = (
@@ -92,7 +92,7 @@ def rehearse(
 class _Stage:
     """One rank's learner on a fake device, and the parts of a run in their order."""
 
-    def __init__(self, config: Config, opened: Opened, batches: list[Any]) -> None:
+    def __init__(self, config: Config, opened: TaskSetup, batches: list[Any]) -> None:
         self._config, self._task = config, opened.task
         self._train_batch, self._val_batch = batches
         self._precision = choose_precision(config, fake_device())
@@ -201,7 +201,7 @@ class _Stage:
         return f"{', '.join(figures)} of one batch"
 
 
-def _batches(opened: Opened, config: Config) -> list[Any]:
+def _batches(opened: TaskSetup, config: Config) -> list[Any]:
     """The first batch for training, and for validation where there is a split for it."""
     found: list[Any] = []
     for recipe in (opened.recipe, opened.val_recipe):

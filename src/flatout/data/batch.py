@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class StageSeconds:
+class LoadStats:
     """What preparing a batch took, summed over whoever did it in parallel."""
 
     fetch: float = 0.0
@@ -28,7 +28,7 @@ class StageSeconds:
     store_requests: int = 0  # to an object store, retries included
     store_bytes: int = 0
 
-    def add(self, other: "StageSeconds") -> None:
+    def add(self, other: "LoadStats") -> None:
         mine = vars(self)
         for name, value in vars(other).items():
             mine[name] += value
@@ -70,7 +70,7 @@ class Prepared:
     sample_ids: NDArray[np.int64]
     mix: Mix | None
     failures: list[Failure]
-    stages: StageSeconds
+    stages: LoadStats
     work: list[Work] = field(default_factory=list)
     digested: Digested | None = None
 
@@ -86,7 +86,7 @@ class Batch:
     sample_ids: "torch.Tensor"
     mix: Mix | None = None
     failures: list[Failure] = field(default_factory=list)
-    stages: StageSeconds = field(default_factory=StageSeconds)
+    stages: LoadStats = field(default_factory=LoadStats)
     whole_ids: "torch.Tensor | None" = None  # of the global batch, unusable ones included, where this is a slice of it
 
 
@@ -157,7 +157,7 @@ class BatchSource(Protocol):
     notes: tuple[str, ...]  # what was chosen, and why
     resolved: dict[str, Any]  # the same as JSON values, by what was decided
     quarantine: dict[int, Failure]
-    stages: StageSeconds
+    stages: LoadStats
     memory_bytes: int  # at most, for batches and what is kept
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]: ...

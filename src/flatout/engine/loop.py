@@ -15,7 +15,7 @@ from flatout.config.schema import Config
 from flatout.data.batch import AnyBatch, BatchSource
 from flatout.engine.copying import Copies, Feed, copies_for
 from flatout.engine.learner import Learner
-from flatout.engine.parallel import Alone, Parallel, Told
+from flatout.engine.parallel import GlobalBatch, Parallel, SingleProcess
 from flatout.engine.precision import LEAST_SCALE, Seen
 from flatout.engine.schedules import learning_rate, warmup_steps
 from flatout.errors import NotFinite, RunFailed
@@ -102,7 +102,7 @@ class Job:
     stop_reason: Callable[[], str | None]  # asked after every step
     total_steps: int
     peak_rate: float | None = None  # train.lr scaled for the number of ranks, where it is
-    ranks: Parallel = field(default_factory=Alone)
+    ranks: Parallel = field(default_factory=SingleProcess)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
     # from the last whose loss was read on: one of them broke what is found broken
@@ -190,7 +190,7 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
         inputs = job.copies.inputs(batch)
-    told = ranks.tell(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
+    told = ranks.exchange_batch(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
     if len(batch.sample_ids) == 0 and told.samples == 0:
         progress.batch_index += 1
         return None
@@ -235,7 +235,7 @@ def _look_ahead(job: Job) -> float:
     return job.feed.look_ahead()
 
 
-def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) -> Tensor:
+def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: GlobalBatch) -> Tensor:
     """This rank's share of the mean loss; afterwards every parameter has the gradient of the global batch."""
     learner, span, ranks = job.learner, job.recorder.span, job.ranks
     total_loss = torch.zeros((), device=learner.device.torch)

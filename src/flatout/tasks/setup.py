@@ -8,11 +8,11 @@ from flatout.config.schema import Config, DataConfig
 from flatout.data.batch import AnyDataset, BatchSource
 from flatout.data.loading.loader import choose_workers, open_loader
 from flatout.data.loading.pinned_memory import memory_for
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import resolve_view
 from flatout.data.source.dataset import open_dataset
 from flatout.data.source.layouts import KNOWN_LAYOUTS
-from flatout.data.text.batches import TextRecipe, TextSource
+from flatout.data.text.batches import TextBatchPlan, TextSource
 from flatout.data.text.parallel_text import VOCABULARY_FILE, open_parallel_text
 from flatout.errors import DataError
 from flatout.tasks.classification.emulated import EmulatedClassification
@@ -22,17 +22,17 @@ from flatout.tasks.translation.task import Translation
 from flatout.timeline import Recorder
 from flatout.units import format_bytes
 
-AnyRecipe = Recipe | TextRecipe
+AnyPlan = BatchPlan | TextBatchPlan
 
 
 @dataclass(frozen=True)
-class Opened:
+class TaskSetup:
     """A task ready to train, whatever it is."""
 
     dataset: AnyDataset
     task: Task
-    recipe: AnyRecipe
-    val_recipe: AnyRecipe | None
+    recipe: AnyPlan
+    val_recipe: AnyPlan | None
     what: str  # the training samples in a few words
     global_batch: int  # over all ranks: samples, or tokens where batches are cut by tokens
     chance_loss_of: int  # an untrained model's loss is the logarithm of this
@@ -41,21 +41,21 @@ class Opened:
     notes: tuple[str, ...] = ()
 
 
-def open_task(config: Config, run_folder: Path | None = None, rank: int = 0, world_size: int = 1) -> Opened:
+def open_task(config: Config, run_folder: Path | None = None, rank: int = 0, world_size: int = 1) -> TaskSetup:
     """`run_folder` is that of a run which may go on: its own vocabulary is then used."""
     if config.task == "classification":
         return _images(config, rank, world_size)
     return _text(config, run_folder, rank, world_size)
 
 
-def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyRecipe) -> int:
-    if isinstance(recipe, Recipe):
+def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyPlan) -> int:
+    if isinstance(recipe, BatchPlan):
         return choose_workers(config.workers, device_kind, recipe)
     return 1 if config.workers == "auto" else config.workers  # padding takes no time; one thread hides even that
 
 
 def open_source(
-    recipe: AnyRecipe,
+    recipe: AnyPlan,
     config: DataConfig,
     workers: int,
     look_ahead: bool = True,
@@ -64,14 +64,14 @@ def open_source(
     memory_taken: int = 0,
     epochs: int | None = None,
 ) -> BatchSource:
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, BatchPlan):
         return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken, epochs)
     prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
     memory = memory_for(device_kind)
     return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder, memory)
 
 
-def _images(config: Config, rank: int, world_size: int) -> Opened:
+def _images(config: Config, rank: int, world_size: int) -> TaskSetup:
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
     samples, classes = len(dataset.train), len(dataset.classes)
@@ -89,23 +89,23 @@ def _images(config: Config, rank: int, world_size: int) -> Opened:
             f"data.{key} is {getattr(config.data, key)}{on_ranks} but the training split has {samples} samples; "
             f"set data.{key} to at most {samples // world_size if on_ranks else samples}"
         )
-    recipe = Recipe(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
+    recipe = BatchPlan(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
     val_size = config.validate_.batch_size or config.data.global_batch or config.data.batch_size
     val_recipe = None
     if dataset.val is not None:
-        val_recipe = Recipe(
+        val_recipe = BatchPlan(
             dataset.val, eval_view, 0, val_size, shuffle=False, rank=rank, world_size=world_size, whole_batches=True
         )
     kind = EmulatedClassification if config.device == "emulated" else Classification
     task = kind(config, classes, view, eval_view)
     what = f"{samples:,} samples of {classes} classes"
-    return Opened(dataset, task, recipe, val_recipe, what, global_batch, classes, key)
+    return TaskSetup(dataset, task, recipe, val_recipe, what, global_batch, classes, key)
 
 
-def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -> Opened:
+def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
     text, budget = open_parallel_text(config.data, run_folder), config.data.batch_tokens
-    recipe = TextRecipe(text.train, config.train.seed, budget * world_size, rank=rank, world_size=world_size)
-    val_recipe = TextRecipe(text.val, 0, budget, False, rank, world_size, whole_batches=True)
+    recipe = TextBatchPlan(text.train, config.train.seed, budget * world_size, rank=rank, world_size=world_size)
+    val_recipe = TextBatchPlan(text.val, 0, budget, False, rank, world_size, whole_batches=True)
     for split in (text.train, text.val):
         if not len(split.usable):
             raise DataError(f"no line of {split.files} can be used; the first: {split.failures[0].reason}")
@@ -116,4 +116,4 @@ def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -
     )
     files = {VOCABULARY_FILE: text.vocabulary.text}
     tokens, pieces = budget * world_size, len(text.vocabulary)
-    return Opened(text, task, recipe, val_recipe, what, tokens, pieces, "batch_tokens", files, task.notes)
+    return TaskSetup(text, task, recipe, val_recipe, what, tokens, pieces, "batch_tokens", files, task.notes)

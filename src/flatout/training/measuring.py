@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flatout.config.loading import load_config
-from flatout.data.batch import AnyBatch, BatchSource, Failure, StageSeconds
+from flatout.data.batch import AnyBatch, BatchSource, Failure, LoadStats
 from flatout.engine.device_clock import clock_for
 from flatout.engine.devices import Device
 from flatout.engine.learner import Learner, build_learner
@@ -38,7 +38,7 @@ class Measured:
     step_seconds: tuple[float, ...] = ()
     wait_seconds: tuple[float, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
-    stages: StageSeconds = field(default_factory=StageSeconds)
+    stages: LoadStats = field(default_factory=LoadStats)
     loaded_samples: int = 0
     samples_per_epoch: int = 0
     workers: int = 0
@@ -68,7 +68,7 @@ class OneBatch:
         self.batch = batch
         self.resolved: dict[str, Any] = {}
         self.quarantine: dict[int, Failure] = {}
-        self.stages = StageSeconds()
+        self.stages = LoadStats()
         self.batches_per_epoch = batches_per_epoch
         self.samples = batches_per_epoch * len(batch.sample_ids)
 
@@ -106,13 +106,13 @@ class _Window:
     """From the end of the warm-up to the last step. The device is waited for at both ends: what was queued before does
     not count, what is queued in it does."""
 
-    def __init__(self, device: Device, recorder: Recorder, stages: StageSeconds) -> None:
+    def __init__(self, device: Device, recorder: Recorder, stages: LoadStats) -> None:
         self._device, self._recorder, self._stages = device, recorder, stages
-        self._before: tuple[dict[str, float], StageSeconds] = ({}, StageSeconds())
+        self._before: tuple[dict[str, float], LoadStats] = ({}, LoadStats())
         self._began: float | None = None
         self.seconds = 0.0
         self.parts: dict[str, float] = {}
-        self.stages = StageSeconds()
+        self.stages = LoadStats()
 
     def _wait(self) -> float:
         with self._recorder.device_wait():
@@ -132,10 +132,10 @@ class _Window:
         parts, stages = self._before
         self.parts = {name: total - parts.get(name, 0.0) for name, total in self._recorder.totals().items()}
         gone = {name: value - getattr(stages, name) for name, value in vars(self._stages).items()}
-        self.stages = StageSeconds(**gone)
+        self.stages = LoadStats(**gone)
 
 
-def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: StageSeconds, seconds: float) -> Measured:
+def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: LoadStats, seconds: float) -> Measured:
     recorder = Recorder(None)
     recorder.device_clock = clock_for(setup.device)
     window = _Window(setup.device, recorder, stages)

@@ -9,7 +9,7 @@ from flatout.analysis.convergence import judge, metric_of
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
 from flatout.cost import load_catalogue, run_usage, usage_cost
-from flatout.data.batch import AnyDataset, Failure, StageSeconds
+from flatout.data.batch import AnyDataset, Failure, LoadStats
 from flatout.data.source.dataset import some_files
 from flatout.data.source.readers import Reader, store_counters
 from flatout.engine.devices import Device
@@ -115,7 +115,7 @@ class RunRecords:
         status: str,
         cause: str | None,
         recorder: Recorder,
-        stages: StageSeconds,
+        stages: LoadStats,
         samples_seen: int,
         state_digest: str | None = None,
         higher_is_better: bool = True,
@@ -222,7 +222,7 @@ class RunRecords:
             emulated=self._device.kind == "emulated",
         ).to_dict()
 
-    def data_totals(self, stages: StageSeconds) -> dict[str, Any]:
+    def data_totals(self, stages: LoadStats) -> dict[str, Any]:
         """Over all attempts; of one that was killed, what its last summary knew."""
         now = {
             "bytes_read": stages.bytes_read,
@@ -237,7 +237,7 @@ class RunRecords:
         }
         return {name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()}
 
-    def _data(self, stages: StageSeconds) -> dict[str, Any]:
+    def _data(self, stages: LoadStats) -> dict[str, Any]:
         splits = {"train": self._dataset.train, "val": self._dataset.val}
         return {
             "samples_total": sum(len(split) for split in splits.values() if split is not None),

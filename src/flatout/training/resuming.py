@@ -13,7 +13,7 @@ from flatout.data.batch import AnyDataset
 from flatout.data.pixels.decode import decoder_name
 from flatout.engine import checkpoint
 from flatout.engine.loop import Progress
-from flatout.engine.parallel import Alone
+from flatout.engine.parallel import SingleProcess
 from flatout.engine.parallel.ranks import Ranks
 from flatout.errors import ConfigError, DataError, RunDirectoryError
 from flatout.runs import RunDirectory
@@ -154,9 +154,9 @@ def _changed_classes(then: tuple[str, ...], now: tuple[str, ...]) -> str:
     return f"class {first}{more}{counts}"
 
 
-def shared(resumed: Resumed | None, ranks: Alone | Ranks) -> Resumed:
+def shared(resumed: Resumed | None, ranks: SingleProcess | Ranks) -> Resumed:
     """Rank 0's resume point on every rank: one agreed step, and no need for all to read its disk."""
-    if isinstance(ranks, Alone):
+    if isinstance(ranks, SingleProcess):
         assert resumed is not None
         return resumed
     own = Resumed(Progress()) if resumed is None else resumed

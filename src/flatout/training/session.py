@@ -14,7 +14,7 @@ import torch
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config, StopConfig
 from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
-from flatout.data.batch import AnyDataset, BatchSource, StageSeconds
+from flatout.data.batch import AnyDataset, BatchSource, LoadStats
 from flatout.data.loading.loader import Loader
 from flatout.diagnosis.live import LiveHint
 from flatout.engine import checkpoint
@@ -24,7 +24,7 @@ from flatout.engine.devices import Device, choose_device, keep_freed_memory
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, UsedBatch, finite_tensors, nothing_left, train
 from flatout.engine.optimizers import describe_optimizer
-from flatout.engine.parallel import Alone
+from flatout.engine.parallel import SingleProcess
 from flatout.engine.parallel.joining import devices_per_node, joined, needs_launch, own_place, spread
 from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.schedules import describe, scaled_rate, warmup_steps
@@ -48,7 +48,7 @@ from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import mark_ended, mark_failed, read_json, write_json, write_text
 from flatout.runs.rebuilding import KILLED
 from flatout.tasks.protocol import Task
-from flatout.tasks.setup import AnyRecipe, Opened, open_source, open_task, workers_for_task
+from flatout.tasks.setup import AnyPlan, TaskSetup, open_source, open_task, workers_for_task
 from flatout.timeline import Recorder
 from flatout.timeline.startup import StartupClock
 from flatout.training.data_identity import RunIdentity
@@ -74,7 +74,7 @@ class Setup:
 
     config: Config
     device: Device
-    opened: Opened
+    opened: TaskSetup
     total_steps: int
 
     @property
@@ -86,7 +86,7 @@ class Setup:
         return self.opened.task
 
     @property
-    def recipe(self) -> AnyRecipe:
+    def recipe(self) -> AnyPlan:
         return self.opened.recipe
 
 
@@ -172,7 +172,7 @@ def _set_aside(directory: RunDirectory) -> None:
 
 def prepare_setup(
     config: Config,
-    ranks: Alone | Ranks | None = None,
+    ranks: SingleProcess | Ranks | None = None,
     run_folder: Path | None = None,
     startup: StartupClock | None = None,
 ) -> Setup:
@@ -218,7 +218,7 @@ class _Session:
         directory: RunDirectory,
         display: Display,
         signals: Signals,
-        ranks: Alone | Ranks,
+        ranks: SingleProcess | Ranks,
         startup: StartupClock,
     ) -> None:
         self._setup = setup
@@ -240,7 +240,7 @@ class _Session:
         self._loader: BatchSource | None = None
         self._val_loader: BatchSource | None = None
         self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
-        self._others_stages = StageSeconds()
+        self._others_stages = LoadStats()
         self._own_gpu = OwnGpu(setup.config, setup.device, ranks.rank) if ranks.rank != 0 else None
         self._failed_saves = 0
         self._stage_full_said = False
@@ -352,7 +352,9 @@ class _Session:
         except BaseException as error:
             if isinstance(error, NotFinite):
                 self._keep_bad_batch(job)
-            elif isinstance(error, StorageError | WorkerFailed | DataChanged) and isinstance(self._ranks, Alone):
+            elif isinstance(error, StorageError | WorkerFailed | DataChanged) and isinstance(
+                self._ranks, SingleProcess
+            ):
                 with suppress(NotFinite):  # the weights are good: nothing of the epoch so far is lost
                     self._save(learner, job.progress)
             cause = error if isinstance(error, FlatoutError) else self._explained(error, job)
@@ -414,7 +416,7 @@ class _Session:
         """A record found no directory between two checkpoints."""
         before, step = self._directory.root, job.progress.step
         self._keep_home(step)
-        saved = isinstance(self._ranks, Alone)
+        saved = isinstance(self._ranks, SingleProcess)
         if saved:
             self._write_checkpoint(finite_tensors(self._learner, step, keep=True), job.progress)
         return self._lost_home or (
@@ -513,9 +515,9 @@ class _Session:
         gpu = None if self._own_gpu is None else self._own_gpu.take()
         learnt = self._identity.learnt()
         said = self._ranks.group.gather({"stages": vars(self._own_stages()), "gpu": gpu, "learnt": learnt})
-        self._others_stages = StageSeconds()
+        self._others_stages = LoadStats()
         for rank, each in enumerate(said[1:], 1):
-            self._others_stages.add(StageSeconds(**each["stages"]))
+            self._others_stages.add(LoadStats(**each["stages"]))
             self._identity.hear(each["learnt"])
             if isinstance(self._records, RunRecords) and each["gpu"] is not None:
                 self._records.system.add_rank(rank, each["gpu"])
@@ -553,14 +555,14 @@ class _Session:
         data = self._records.data_totals(self._stages())
         return self._rates.spent_usd(self._elapsed_seconds(), data["store_requests"], data["store_bytes"])
 
-    def _stages(self) -> StageSeconds:
+    def _stages(self) -> LoadStats:
         """Of all ranks, as far as this one knows."""
         stages = self._own_stages()
         stages.add(self._others_stages)
         return stages
 
-    def _own_stages(self) -> StageSeconds:
-        stages = StageSeconds()
+    def _own_stages(self) -> LoadStats:
+        stages = LoadStats()
         for loader in (self._loader, self._val_loader):
             if loader is not None:
                 stages.add(loader.stages)

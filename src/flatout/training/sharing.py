@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from flatout.config.schema import Config
 from flatout.cost import Usage
 from flatout.data.batch import BatchSource
-from flatout.data.loading.prepare import Recipe
-from flatout.tasks.setup import AnyRecipe, open_source
+from flatout.data.loading.prepare import BatchPlan
+from flatout.tasks.setup import AnyPlan, open_source
 from flatout.timeline import Recorder
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class TrainingData:
 
 
 def open_training_data(
-    recipe: AnyRecipe, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path, epochs: int
+    recipe: AnyPlan, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path, epochs: int
 ) -> TrainingData:
     """`epochs` are those still to come."""
     data = config.data
-    if data.shared == "off" or not isinstance(recipe, Recipe):
+    if data.shared == "off" or not isinstance(recipe, BatchPlan):
         return TrainingData(open_source(recipe, data, workers, True, device_kind, recorder, epochs=epochs))
     from flatout.service.client.opening import open_shared_loader  # a run that does not share does not pay for it
 

@@ -8,7 +8,7 @@ from small_datasets import TORN, jpeg, split_of
 from flatout.cache.arena import Arena, memory_arena
 from flatout.data.loading import fill_costs, tiers
 from flatout.data.loading.fill_costs import ASSUMED_EPOCHS, Probed, SampleCosts, fill_or_not, probe_samples
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.tiers import choose_cache
 from flatout.data.pixels.decode import native
 from flatout.data.pixels.views import resolve_view
@@ -49,9 +49,9 @@ def test_it_says_what_it_expects() -> None:
     assert fill_or_not(NEVER, 5)[1].startswith("never pays, the run has 5")
 
 
-def recipe(path: Path, view: str = "train-64", **odd: bytes) -> Recipe:
+def recipe(path: Path, view: str = "train-64", **odd: bytes) -> BatchPlan:
     split = split_of(path, 20, {int(slot[1:]): data for slot, data in odd.items()})
-    return Recipe(split, resolve_view(view), 0, 4)
+    return BatchPlan(split, resolve_view(view), 0, 4)
 
 
 @pytest.mark.skipif(native is None, reason="the compiled decoder crops without decoding the whole")

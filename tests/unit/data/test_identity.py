@@ -18,7 +18,7 @@ from test_staging import RemoteStore
 from flatout.config.schema import DataConfig
 from flatout.data.loading import prepare
 from flatout.data.loading.loader import Loader, open_loader
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.staging import staged
 from flatout.data.pixels.decode import native
 from flatout.data.pixels.views import SHIPPED
@@ -50,7 +50,7 @@ def twins(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def loader_of(split: Split, workers: int = 0, **data: Any) -> Loader:
-    recipe = Recipe(split, replace(SHIPPED["train-64"], size=16, pad=2), seed=1, batch_size=4)
+    recipe = BatchPlan(split, replace(SHIPPED["train-64"], size=16, pad=2), seed=1, batch_size=4)
     return open_loader(recipe, DataConfig(**{"cache": "off", **data}), workers)
 
 
@@ -160,7 +160,7 @@ def test_a_stage_of_objects_that_nothing_proves_is_not_used_again(twins: tuple[P
 
 def test_streams_of_other_contents_have_other_names(twins: tuple[Path, Path]) -> None:
     def name(root: Path) -> str:
-        recipe = Recipe(opened(root).train, SHIPPED["train-64"], seed=0, batch_size=4)
+        recipe = BatchPlan(opened(root).train, SHIPPED["train-64"], seed=0, batch_size=4)
         return stream_name(describe(recipe, DataConfig(path=str(root)), "train"))
 
     plain, inverted = twins

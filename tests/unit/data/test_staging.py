@@ -14,7 +14,7 @@ from small_datasets import jpeg, opened, sample_files, write_files
 from flatout.config.schema import DataConfig
 from flatout.data.loading import staging
 from flatout.data.loading.loader import open_loader
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.staging import StagedReader, is_remote, staged
 from flatout.data.pixels.views import SHIPPED
 from flatout.data.source.dataset import Split
@@ -306,7 +306,7 @@ def test_a_thread_that_fails_does_not_leave_the_others_waiting(root: Path) -> No
 def test_a_loader_gives_its_stage_back(root: Path, cache: Path) -> None:
     split, store = remote(opened(root).train, root)
     assert isinstance(split.reader, ObjectReader)
-    recipe = Recipe(split, SHIPPED["train-64"], seed=0, batch_size=4)
+    recipe = BatchPlan(split, SHIPPED["train-64"], seed=0, batch_size=4)
     for _ in range(2):
         with open_loader(recipe, DataConfig(cache="off"), workers=2) as loader:
             assert loader.notes[0].startswith("stage: ")

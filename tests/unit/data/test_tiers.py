@@ -14,7 +14,7 @@ from flatout.data.loading import loader as loader_module
 from flatout.data.loading import tiers
 from flatout.data.loading.fill_costs import Probed, SampleCosts
 from flatout.data.loading.loader import open_loader
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.tiers import Chosen, choose_cache
 from flatout.data.pixels.decode import Undecodable, decode_pixels
 from flatout.data.pixels.views import SHIPPED
@@ -38,8 +38,8 @@ def split(tmp_path: Path) -> Split:
     return opened(write_files(tmp_path / "data", files | {f"val/{name}/0.jpg": jpeg(1) for name in "ab"})).train
 
 
-def recipe(split: Split) -> Recipe:
-    return Recipe(split, SHIPPED["train-64"], seed=0, batch_size=4)
+def recipe(split: Split) -> BatchPlan:
+    return BatchPlan(split, SHIPPED["train-64"], seed=0, batch_size=4)
 
 
 def budget(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:

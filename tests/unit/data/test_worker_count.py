@@ -13,13 +13,13 @@ from flatout.config.schema import DataConfig
 from flatout.data.loading import worker_count
 from flatout.data.loading.loader import open_loader
 from flatout.data.loading.pools import ThreadPool
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.worker_count import Window, WorkerControl, wanted_workers
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    return Recipe(split_of(tmp_path_factory.mktemp("data"), 40, {}), VIEW, seed=3, batch_size=4)
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> BatchPlan:
+    return BatchPlan(split_of(tmp_path_factory.mktemp("data"), 40, {}), VIEW, seed=3, batch_size=4)
 
 
 STARVED = Window(waited_share=0.5, least_ready=0, busy_share=1.0, idle_cores=1.0)
@@ -98,12 +98,12 @@ def test_it_gives_a_core_back_to_training_but_not_to_and_fro(monkeypatch: pytest
 
 
 @pytest.fixture
-def pool(recipe: Recipe) -> Iterator[ThreadPool]:
+def pool(recipe: BatchPlan) -> Iterator[ThreadPool]:
     with closing(ThreadPool(recipe, 3)) as opened:
         yield opened
 
 
-def test_a_pool_prepares_the_same_with_any_number_of_workers(pool: ThreadPool, recipe: Recipe) -> None:
+def test_a_pool_prepares_the_same_with_any_number_of_workers(pool: ThreadPool, recipe: BatchPlan) -> None:
     batches = []
     for index, workers in zip(range(recipe.batches_per_epoch), [3, 1, 5, 2, 1, 4, 1, 1, 3, 2], strict=True):
         pool.resize(workers)
@@ -117,7 +117,7 @@ def test_a_pool_prepares_the_same_with_any_number_of_workers(pool: ThreadPool, r
         assert batches == [single.wait((0, index), 60).images.tobytes() for index in range(recipe.batches_per_epoch)]
 
 
-def test_a_pool_that_was_made_smaller_can_be_closed(recipe: Recipe) -> None:
+def test_a_pool_that_was_made_smaller_can_be_closed(recipe: BatchPlan) -> None:
     pool = ThreadPool(recipe, 4)
     pool.resize(1)
     pool.close()
@@ -126,7 +126,7 @@ def test_a_pool_that_was_made_smaller_can_be_closed(recipe: Recipe) -> None:
 
 
 def test_a_loader_that_adapts_gives_the_same_batches(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: BatchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every batch another number of workers."""
     numbers = iter([2, 4, 1, 3] * 100)

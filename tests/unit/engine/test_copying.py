@@ -21,7 +21,7 @@ from flatout.config.loading import load_config
 from flatout.data.batch import BatchSource
 from flatout.data.loading import pinned_memory as host_memory
 from flatout.data.loading.loader import Loader, as_batch
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.pixels.views import View
 from flatout.engine.copying import Copies, CudaCopyStream, Feed, copies_for, tensors_in
 from flatout.engine.devices import Device
@@ -53,7 +53,7 @@ class HarshService:
 
     address, is_mapped = "memory", True
 
-    def __init__(self, recipe: Recipe, buffers: int = 8) -> None:
+    def __init__(self, recipe: BatchPlan, buffers: int = 8) -> None:
         self._recipe = recipe
         self._memory = [mmap.mmap(-1, batch_bytes(recipe)) for _ in range(buffers)]
         self.pages = [np.frombuffer(each, np.uint8) for each in self._memory]
@@ -85,7 +85,7 @@ class HarshService:
     def close(self) -> None: ...
 
 
-def shared_loader(recipe: Recipe, service: HarshService) -> Loader:
+def shared_loader(recipe: BatchPlan, service: HarshService) -> Loader:
     register = Register(
         stream=STREAM,
         spec=SIMULATED_SPEC,
@@ -113,7 +113,7 @@ class Source:
         return task.to_device(None, batch, torch.device("cpu"))  # type: ignore[arg-type,no-any-return]
 
     def expected(self, epoch: int, index: int) -> Inputs | TextInputs:
-        if not isinstance(self.recipe, Recipe):
+        if not isinstance(self.recipe, BatchPlan):
             return self.to_device(self.recipe.prepare(epoch, index))
         space = np.zeros(self.recipe.shape(epoch), np.uint8)
         return self.to_device(as_batch(prepare(self.recipe, epoch, index, space)))
@@ -132,11 +132,11 @@ def source(request: pytest.FixtureRequest, shapes: Path, sentences: Path) -> Ite
     kind, workers = request.param, KINDS[request.param]
     setup = prepare_setup(load_config(recipe_of(sentences if kind == "text" else shapes)).config)
     recipe, service = setup.recipe, None
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, BatchPlan):
         recipe = replace(recipe, view=VIEW)
     with fake_pinned() as pinned:
         if kind == "shared":
-            assert isinstance(recipe, Recipe)
+            assert isinstance(recipe, BatchPlan)
             service = HarshService(recipe)
             batches: BatchSource = shared_loader(recipe, service)
         else:
@@ -194,7 +194,7 @@ def test_the_device_copies_from_where_the_batch_was_prepared(source: Source) -> 
 
 def test_no_more_batches_are_kept_than_the_budget_says(source: Source) -> None:
     """However late copies are: those ahead, the one that trains, and one that the device still reads."""
-    if source.service is not None or not isinstance(source.recipe, Recipe):
+    if source.service is not None or not isinstance(source.recipe, BatchPlan):
         pytest.skip("has no buffers of its own, or small ones of many sizes")
     stream = LateStream()
     copies = Copies(source.to_device, stream)

@@ -137,7 +137,7 @@ def test_on_a_gpu_batch_norm_learns_whether_parts_are_equal(shapes: Path, group:
     norms = [module for module in job.learner.model.modules() if isinstance(module, GlobalBatchNorm)]
     for ranks in begun(group, job.learner, parallel_config(shapes, "ddp"), "cuda"):
         batch = next(iter(job.source.epoch(0)))
-        ranks.tell(1, 8.0, batch, lambda: None)
+        ranks.exchange_batch(1, 8.0, batch, lambda: None)
         ranks.sync_next(True)
         assert norms
         assert all(each.equal_parts for each in norms)

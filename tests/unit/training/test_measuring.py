@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.config.loading import load_config
-from flatout.data.batch import StageSeconds
+from flatout.data.batch import LoadStats
 from flatout.engine.devices import Device
 from flatout.engine.learner import build_learner
 from flatout.tasks.setup import open_source
@@ -67,7 +67,7 @@ def test_the_window_begins_and_ends_with_an_idle_device_and_its_time_goes_to_who
     setup = replace(setup, device=QueuedDevice("cuda", torch.device("cpu"), "fake", queue))
     with closing(open_source(setup.recipe, config.data, 0)) as loader:
         batch = next(iter(loader.epoch(0)))
-        measured = _steps(setup, learner, OneBatch(batch, 10**6), StageSeconds(), 0.1)
+        measured = _steps(setup, learner, OneBatch(batch, 10**6), LoadStats(), 0.1)
     assert queue.seconds["waits"] == 2  # the ends of the window
     assert measured.step == pytest.approx(QUEUED, rel=0.2)  # what was queued before it is not counted, what is in it is
     assert measured.samples_per_second == pytest.approx(BATCH_SIZE / QUEUED, rel=0.2)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.config.loading import load_config
-from flatout.data.batch import Failure, StageSeconds
+from flatout.data.batch import Failure, LoadStats
 from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import choose_device
@@ -47,7 +47,7 @@ def epoch(number: int, top1: float) -> EpochRecord:
 
 
 def summarised(records: RunRecords, status: str = "running") -> dict[str, Any]:
-    return records.summarise(status, None, Recorder(None), StageSeconds(), 0)
+    return records.summarise(status, None, Recorder(None), LoadStats(), 0)
 
 
 def read_again(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from flatout.cache.arena import memory_arena
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.decode import Undecodable, decode_pixels, native
 from flatout.data.pixels.draws import draw
 from flatout.data.source.readers import read_source
@@ -59,7 +59,7 @@ def fill_or_not(costs: SampleCosts | None, epochs: int | None) -> tuple[bool, st
     return pays < (ASSUMED_EPOCHS if epochs is None else epochs), f"{least}, {known}: {expected}"
 
 
-def probe_samples(recipe: Recipe, with_costs: bool) -> Probed:
+def probe_samples(recipe: BatchPlan, with_costs: bool) -> Probed:
     """Read and decode a few samples, spread over the split."""
     count = len(recipe.split)
     ids = np.unique(np.linspace(0, count - 1, min(count, _SIZED)).astype(np.int64))
@@ -86,7 +86,7 @@ def _decoded_bytes(blob: bytes | memoryview) -> int:
 
 
 def _measure(
-    recipe: Recipe, blobs: list[bytes | memoryview], decoded_bytes: int, read_seconds: float
+    recipe: BatchPlan, blobs: list[bytes | memoryview], decoded_bytes: int, read_seconds: float
 ) -> SampleCosts | None:
     """None where the compiled decoder has no part in it: then cropping decodes the whole picture too."""
     if native is None or recipe.view.crop == "raw" or not blobs:

@@ -12,10 +12,10 @@ import torch
 from flatout.cache.sample_log import SampleLog
 from flatout.cache.shared_memory import memory_note
 from flatout.config.schema import DataConfig
-from flatout.data.batch import Batch, Failure, Prepared, StageSeconds
+from flatout.data.batch import Batch, Failure, LoadStats, Prepared
 from flatout.data.loading.pinned_memory import HostMemory, memory_for
 from flatout.data.loading.pools import InlinePool, Key, Pool, ThreadPool
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.process_pool import ProcessPool, worker_bytes
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.loading.staging import is_remote, staged
@@ -36,7 +36,7 @@ class Loader:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchPlan,
         pool: Pool,
         prefetch: int,
         deadline_seconds: float,
@@ -54,7 +54,7 @@ class Loader:
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch
         self.quarantine: dict[int, Failure] = {}
-        self.stages = StageSeconds()
+        self.stages = LoadStats()
         self._pool = pool
         self._prefetch = prefetch
         self._deadline_seconds = deadline_seconds
@@ -156,7 +156,7 @@ def as_batch(prepared: Prepared) -> Batch:
 
 
 def open_loader(
-    recipe: Recipe,
+    recipe: BatchPlan,
     config: DataConfig,
     workers: int,
     look_ahead: bool = True,
@@ -220,7 +220,9 @@ def open_loader(
     return loader
 
 
-def _fit_memory(config: DataConfig, recipe: Recipe, prefetch: int, taken: int, memory: HostMemory) -> tuple[int, int]:
+def _fit_memory(
+    config: DataConfig, recipe: BatchPlan, prefetch: int, taken: int, memory: HostMemory
+) -> tuple[int, int]:
     """Batches ahead, and what is left for the cache."""
     batch_bytes = memory.granted_bytes(recipe.largest_bytes())
     if config.memory == "auto":
@@ -236,7 +238,7 @@ def choose_kind(wanted: str, workers: int) -> str:
     return ("thread" if native is not None else "process") if wanted == "auto" else wanted
 
 
-def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
+def choose_workers(wanted: int | str, device_kind: str, recipe: BatchPlan) -> int:
     """`auto` looks at the cores and at what preparing a few samples takes here."""
     if isinstance(wanted, int):
         return wanted
@@ -252,7 +254,7 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: Recipe) -> int:
     return workers_for(usable_cores(), device_kind, min(waits))
 
 
-def with_raw_shape(recipe: Recipe) -> Recipe:
+def with_raw_shape(recipe: BatchPlan) -> BatchPlan:
     """A raw view takes the size of its images from the first sample that can be decoded."""
     if recipe.view.crop != "raw":
         return recipe

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flatout.data.batch import Prepared
 from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
-from flatout.data.loading.prepare import Fetched, Recipe, assemble, fetch, prepare
+from flatout.data.loading.prepare import BatchPlan, Fetched, assemble, fetch, prepare
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.errors import WorkerFailed
 
@@ -71,7 +71,7 @@ class Buffers:
 class InlinePool:
     """Zero workers: a batch is prepared when it is waited for."""
 
-    def __init__(self, recipe: Recipe, cache: SampleCache | None = None, memory: HostMemory = PAGEABLE) -> None:
+    def __init__(self, recipe: BatchPlan, cache: SampleCache | None = None, memory: HostMemory = PAGEABLE) -> None:
         self._recipe = recipe
         self._cache = cache
         self._buffers = Buffers(memory)
@@ -101,7 +101,7 @@ class ThreadPool:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchPlan,
         workers: int,
         cache: SampleCache | None = None,
         fetchers: int = 0,

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batch import Digested, Failure, Prepared, StageSeconds, Work
+from flatout.data.batch import Digested, Failure, LoadStats, Prepared, Work
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.pixels.decode import Shrunk, Undecodable, decode_pixels, decode_shrunk, is_jpeg, native
 from flatout.data.pixels.draws import Draws, Mix, draw, draw_mix, fast_uniforms
@@ -32,7 +32,7 @@ _ENDS_WELL = 2  # for the compiled decoder: the same, of a file that was read to
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BatchPlan:
     """Everything that determines the batches of a job; small and picklable."""
 
     split: Split
@@ -101,7 +101,7 @@ class Fetched:
     ids: NDArray[np.int64]
     sources: Sequence[Source | StorageError]
     shapes: NDArray[np.int32] | None
-    stages: StageSeconds
+    stages: LoadStats
     cache: SampleCache | None = None
     cache_rows: NDArray[np.int64] | None = None  # where the cache may keep each; -1: it has it
     expected: NDArray[np.uint8] | None = None  # digests of the bytes, where the store has them beforehand
@@ -110,7 +110,7 @@ class Fetched:
 
 
 def prepare(
-    recipe: Recipe,
+    recipe: BatchPlan,
     epoch: int,
     index: int,
     images: NDArray[np.uint8],
@@ -121,9 +121,9 @@ def prepare(
     return assemble(recipe, fetch(recipe, epoch, index, cache), images, watch)
 
 
-def fetch(recipe: Recipe, epoch: int, index: int, cache: SampleCache | None = None) -> Fetched:
+def fetch(recipe: BatchPlan, epoch: int, index: int, cache: SampleCache | None = None) -> Fetched:
     """The bytes of a batch's samples. A store that fails is not a bad sample: the error is raised."""
-    started, stages = time.perf_counter(), StageSeconds()
+    started, stages = time.perf_counter(), LoadStats()
     ids = recipe.ids(epoch, index)
     rows: NDArray[np.int64] | None = None
     shapes: NDArray[np.int32] | None
@@ -138,11 +138,11 @@ def fetch(recipe: Recipe, epoch: int, index: int, cache: SampleCache | None = No
             raise source
     stages.fetch = time.perf_counter() - started
     fetched = Fetched(epoch, index, ids, sources, shapes, stages, cache, rows)
-    fetched.work += _stretches(started, StageSeconds(), stages)
+    fetched.work += _stretches(started, LoadStats(), stages)
     return fetched
 
 
-def _stretches(started: float, before: StageSeconds, stages: StageSeconds) -> list[Work]:
+def _stretches(started: float, before: LoadStats, stages: LoadStats) -> list[Work]:
     """Each stage of a batch as one stretch: in truth they alternate, sample by sample. The rest is collate."""
     worker, cursor = threading.current_thread().name.removeprefix("flatout-"), started
     work = []
@@ -157,14 +157,14 @@ def _stretches(started: float, before: StageSeconds, stages: StageSeconds) -> li
 
 
 def assemble(
-    recipe: Recipe, fetched: Fetched, images: NDArray[np.uint8], watch: Callable[[int], None] | None = None
+    recipe: BatchPlan, fetched: Fetched, images: NDArray[np.uint8], watch: Callable[[int], None] | None = None
 ) -> Prepared:
     """Decode and augment what was fetched.
 
     `watch` is told each sample id before it is decoded, one by one in Python, so that a crash can be blamed on the
     right one; without it the compiled decoder takes the whole batch in one call.
     """
-    started, before = time.perf_counter(), StageSeconds(**vars(fetched.stages))
+    started, before = time.perf_counter(), LoadStats(**vars(fetched.stages))
     ids, sources, stages = fetched.ids, fetched.sources, fetched.stages
     drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
     status = np.where(recipe.ends_well[ids], _ENDS_WELL, _TO_DO).astype(np.int32)
@@ -245,7 +245,7 @@ def _end_digests(split: Split, fetched: Fetched, failures: dict[int, str]) -> Di
     return Digested(fetched.ids[read], words[read])
 
 
-def _allowed(recipe: Recipe, ids: NDArray[np.int64], sources: Sequence[Source | StorageError]) -> NativeSources:
+def _allowed(recipe: BatchPlan, ids: NDArray[np.int64], sources: Sequence[Source | StorageError]) -> NativeSources:
     """What the compiled decoder may see: not the samples that killed workers."""
     banned = np.flatnonzero(np.isin(ids, recipe.banned)).tolist() if recipe.banned else []
     if isinstance(sources, Extents) and not banned:
@@ -280,7 +280,7 @@ def _load_compiled(
 
 
 def _load_one(
-    recipe: Recipe, fetched: Fetched, slot: int, geometry: NDArray[np.float64], out: NDArray[np.uint8]
+    recipe: BatchPlan, fetched: Fetched, slot: int, geometry: NDArray[np.float64], out: NDArray[np.uint8]
 ) -> None:
     """The reference path: Pillow, or a decoder that gives the same pixels."""
     started, stages = time.perf_counter(), fetched.stages
@@ -322,7 +322,7 @@ def _load_one(
 
 
 def _finished(
-    recipe: Recipe, fetched: Fetched, images: NDArray[np.uint8], drawn: Draws, failures: dict[int, str]
+    recipe: BatchPlan, fetched: Fetched, images: NDArray[np.uint8], drawn: Draws, failures: dict[int, str]
 ) -> Prepared:
     """Recolour what is there, close the gaps of what is not."""
     epoch, ids, stages = fetched.epoch, fetched.ids, fetched.stages

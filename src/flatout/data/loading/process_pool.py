@@ -27,7 +27,7 @@ from flatout.cache.shared_memory import memory_folder
 from flatout.data.batch import Prepared
 from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
 from flatout.data.loading.pools import Buffers, Key, late
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.source.readers import store_counters
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
 from flatout.machine.parents import child_environment, exit_with_parent
@@ -43,7 +43,7 @@ _SLOTS = 2  # finished batches a worker may hold while the trainer is busy with 
 class _Worker:
     """One process, its connection and its mapped buffer."""
 
-    def __init__(self, recipe: Recipe, buffer_bytes: int) -> None:
+    def __init__(self, recipe: BatchPlan, buffer_bytes: int) -> None:
         self.tasks: deque[tuple[Key, int]] = deque()
         self.received = 0
         # a file without a name: the mapping keeps it alive, and nothing is left behind after a kill -9
@@ -75,7 +75,7 @@ class _Worker:
             self.memory.close()
 
 
-def worker_bytes(recipe: Recipe) -> int:
+def worker_bytes(recipe: BatchPlan) -> int:
     """Memory of one worker: its interpreter and numpy, and the batches it may hold."""
     return _INTERPRETER_BYTES + _SLOTS * recipe.largest_bytes()
 
@@ -83,7 +83,7 @@ def worker_bytes(recipe: Recipe) -> int:
 class ProcessPool:
     """Hands batches to the least busy worker, a few at a time, and again to another when a worker dies."""
 
-    def __init__(self, recipe: Recipe, workers: int, memory: HostMemory = PAGEABLE) -> None:
+    def __init__(self, recipe: BatchPlan, workers: int, memory: HostMemory = PAGEABLE) -> None:
         self._recipe = recipe
         self._buffer_bytes = recipe.largest_bytes()
         self._buffers = Buffers(memory)
@@ -193,7 +193,7 @@ def _allocate(fd: int, count: int) -> None:
 
 def _serve(connection: Connection, memory: mmap.mmap) -> None:
     """The life of a worker: a recipe, then keys. A slot is written again only after the trainer said go for it."""
-    recipe: Recipe = connection.recv()
+    recipe: BatchPlan = connection.recv()
     slot_bytes = (len(memory) - _HEADER_BYTES) // _SLOTS
     current = np.frombuffer(memory, np.int64, 1)
     current[0] = -1
@@ -217,7 +217,7 @@ def _serve(connection: Connection, memory: mmap.mmap) -> None:
 
 
 def _answer(
-    recipe: Recipe, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
+    recipe: BatchPlan, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
 ) -> Prepared | FlatoutError:
     before = store_counters(recipe.split.reader)
     try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from flatout.cache.arena import disk_arena, memory_arena
 from flatout.data.loading.fill_costs import SampleCosts, fill_or_not, probe_samples
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.proven import drop_unproven
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.errors import ConfigError, NoSpace
@@ -48,7 +48,7 @@ class Chosen:
 
 
 def choose_cache(
-    wanted: str, recipe: Recipe, worker_kind: str, memory_bytes: int | None = None, epochs: int | None = None
+    wanted: str, recipe: BatchPlan, worker_kind: str, memory_bytes: int | None = None, epochs: int | None = None
 ) -> Chosen:
     """`auto` takes memory where all decoded samples fit (in `memory_bytes`, by default half of what is free), else
     disk where they fit, else none; and none where filling it would not pay in the `epochs` to come."""
@@ -77,7 +77,7 @@ def choose_cache(
     return _opened(wanted, recipe, needed, memory, disk, "")
 
 
-def _without_cache(wanted: str, recipe: Recipe) -> Chosen:
+def _without_cache(wanted: str, recipe: BatchPlan) -> Chosen:
     """Of a scaled view: what is decoded already was decoded exactly, and gives other pixels."""
     view = recipe.view.name
     if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
@@ -89,7 +89,7 @@ def _without_cache(wanted: str, recipe: Recipe) -> Chosen:
     )
 
 
-def _opened(tier: str, recipe: Recipe, needed: int, memory: int, disk: int, why: str) -> Chosen:
+def _opened(tier: str, recipe: BatchPlan, needed: int, memory: int, disk: int, why: str) -> Chosen:
     rows = int(recipe.split.rows.max(initial=-1)) + 1
     if tier == "memory":
         capacity = min(needed, memory)

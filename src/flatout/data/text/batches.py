@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batch import Failure, StageSeconds, Work
+from flatout.data.batch import Failure, LoadStats, Work
 from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
 from flatout.data.loading.pools import Buffers
 from flatout.data.text.parallel_text import TextSplit, Tokens
@@ -42,7 +42,7 @@ class TextBatch:
 
 
 @dataclass(frozen=True)
-class TextRecipe:
+class TextBatchPlan:
     """Everything that determines the batches of a job; `batch_tokens` are those of a global batch."""
 
     split: TextSplit
@@ -138,7 +138,7 @@ class TextSource:
 
     def __init__(
         self,
-        recipe: TextRecipe,
+        recipe: TextBatchPlan,
         prefetch: int,
         deadline_seconds: float,
         max_quarantine_share: float,
@@ -152,7 +152,7 @@ class TextSource:
         self.batches_per_epoch = recipe.batches_per_epoch
         self.quarantine: dict[int, Failure] = recipe.split.failures
         self.memory_bytes = recipe.split.source.ids.nbytes + recipe.split.target.ids.nbytes
-        self.stages = StageSeconds()
+        self.stages = LoadStats()
         self.stages.add(recipe.split.opened)
         self._prefetch = prefetch
         # batches have many sizes: only where those are rounded are there few enough of them to keep

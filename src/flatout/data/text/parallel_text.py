@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batch import Failure, StageSeconds
+from flatout.data.batch import Failure, LoadStats
 from flatout.data.text.vocabulary import Vocabulary, read_vocabulary, stored_vocabulary
 from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
@@ -83,7 +83,7 @@ class TextSplit:
     references: tuple[str, ...]  # the target's own text, to score translations; empty where nobody asks
     total_bytes: int  # of both languages, uncompressed
     digest: str
-    opened: StageSeconds  # what reading and tokenising it took
+    opened: LoadStats  # what reading and tokenising it took
 
     def __len__(self) -> int:
         return len(self.source.lengths)
@@ -260,7 +260,7 @@ def _vocabulary(train: Lines, config: "DataConfig", run_folder: Path | None) -> 
 def _tokenised(lines: Lines, vocabulary: Vocabulary, max_tokens: int, keep_text: bool) -> TextSplit:
     started = time.perf_counter()
     source, target = (Tokens.of(vocabulary.encode(column)) for column in (lines.source, lines.target))
-    opened = StageSeconds(lines.fetch_seconds, time.perf_counter() - started, bytes_read=lines.bytes)
+    opened = LoadStats(lines.fetch_seconds, time.perf_counter() - started, bytes_read=lines.bytes)
     reasons = dict(lines.reasons)
     longest = np.maximum(source.lengths, target.lengths)
     for number in np.flatnonzero(longest > max_tokens).tolist():

@@ -12,7 +12,7 @@ from flatout.config.schema import Config
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import Learner
 from flatout.engine.optimizers import optimizer_for
-from flatout.engine.parallel import Alone, Place
+from flatout.engine.parallel import Place, SingleProcess
 from flatout.engine.parallel.batch_norm import convert
 from flatout.engine.parallel.place import find_place, interface_towards
 from flatout.engine.parallel.ranks import Ranks
@@ -113,10 +113,10 @@ def spread(learner: Learner, config: Config, world_size: int) -> None:
 
 
 @contextmanager
-def joined(config: Config, place: Place | None) -> Iterator[Alone | Ranks]:
+def joined(config: Config, place: Place | None) -> Iterator[SingleProcess | Ranks]:
     """The ranks of this run, met."""
     if place is None:
-        yield Alone()
+        yield SingleProcess()
         return
     from flatout.engine.parallel.group import Group
 

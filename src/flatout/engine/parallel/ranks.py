@@ -18,7 +18,7 @@ from flatout.engine.parallel.batch_norm import GlobalBatchNorm
 from flatout.engine.parallel.gradients import GradientExchange
 from flatout.engine.parallel.group import Gathering, Group
 from flatout.engine.parallel.local_steps import LocalSteps
-from flatout.engine.parallel.single_process import Losses, StopReason, T, Told
+from flatout.engine.parallel.single_process import GlobalBatch, Losses, StopReason, T
 from flatout.engine.parallel.traffic import Traffic
 from flatout.engine.parallel.watchdog import Watchdog
 from flatout.errors import EndedBySomeRank, FlatoutError, RunFailed
@@ -144,7 +144,7 @@ class Ranks:
 
     # A step
 
-    def tell(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> Told:
+    def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> GlobalBatch:
         if self._first_step is None:
             self._first_step = step
         # a function of step and rank: nothing to save, and dropout differs between ranks

@@ -1,4 +1,4 @@
-"""What the loop asks of the other ranks (`Parallel`), and the answers of a process that is alone (`Alone`)."""
+"""What the loop asks of the other ranks (`Parallel`), and the answers of a process that is alone (`SingleProcess`)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ T = TypeVar("T")
 StopReason = Callable[[], str | None]
 
 
-class Told(Protocol):
+class GlobalBatch(Protocol):
     """What the ranks told each other about one global batch. Asking waits for the answer."""
 
     @property
@@ -65,7 +65,7 @@ class Parallel(Protocol):
         """Rank 0's value, on every rank."""
         ...
 
-    def tell(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> Told:
+    def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> GlobalBatch:
         """Begin to tell the others how much this rank's part of the batch weighs, and whether to stop after it."""
         ...
 
@@ -104,7 +104,7 @@ class Parallel(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     rank = 0
     world_size = 1
 
@@ -114,7 +114,7 @@ class Alone:
     def from_main(self, value: T) -> T:
         return value
 
-    def tell(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> Told:
+    def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> GlobalBatch:
         return OwnBatch(len(batch.sample_ids), batch.sample_ids)
 
     def idle(self, model: nn.Module) -> AbstractContextManager[None]:

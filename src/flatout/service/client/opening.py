@@ -12,7 +12,7 @@ from flatout.cache.shared_memory import memory_note
 from flatout.config.schema import DataConfig
 from flatout.data.loading.loader import Loader, open_loader, with_raw_shape
 from flatout.data.loading.pinned_memory import memory_for
-from flatout.data.loading.prepare import Recipe
+from flatout.data.loading.prepare import BatchPlan
 from flatout.errors import ServiceUnavailable
 from flatout.service.client.pool import Line, SharedPool, Terms
 from flatout.service.protocol.extras import needs
@@ -26,7 +26,7 @@ _PREFETCH = 2  # told to the pool, which needs it only when it works alone
 
 
 def open_shared_loader(
-    recipe: Recipe,
+    recipe: BatchPlan,
     config: DataConfig,
     workers: int,
     device_kind: str,

@@ -25,7 +25,7 @@ from flatout.data.batch import Prepared
 from flatout.data.loading.loader import Loader
 from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
 from flatout.data.loading.pools import Buffers, Key
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.errors import BadBundle, DataError, FlatoutError, ServiceUnavailable
 from flatout.service.client.decisions import (
     FIRST_WAIT_SECONDS,
@@ -175,7 +175,7 @@ class SharedPool:
     """
 
     def __init__(
-        self, recipe: Recipe, terms: Terms, open_local: Callable[[], Loader], memory: HostMemory = PAGEABLE
+        self, recipe: BatchPlan, terms: Terms, open_local: Callable[[], Loader], memory: HostMemory = PAGEABLE
     ) -> None:
         self.use = Use()
         self.notes: list[str] = []

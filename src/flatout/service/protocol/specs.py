@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from flatout.cache.bundle import capacity_for
 from flatout.config.schema import DataConfig
-from flatout.data.batch import Digested, Failure, Prepared, StageSeconds, Work
-from flatout.data.loading.prepare import Recipe, prepare
+from flatout.data.batch import Digested, Failure, LoadStats, Prepared, Work
+from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.loading.staging import is_remote, staged
 from flatout.data.loading.tiers import choose_cache
@@ -35,7 +35,7 @@ from flatout.service.protocol.stream_spec import StreamSpec
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
 _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
-_SECONDS = 4  # of StageSeconds; the rest of it are counts
+_SECONDS = 4  # of LoadStats; the rest of it are counts
 _NUMBERS = struct.Struct("<QQ")
 _stream_bytes = lru_cache(maxsize=64)(bytes.fromhex)
 
@@ -59,7 +59,7 @@ class AnotherDataset(DataError):
     """The data behind a path is not what the job saw there."""
 
 
-def describe(recipe: Recipe, config: DataConfig, split: str) -> StreamSpec:
+def describe(recipe: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
     """The spec of a recipe's batches; a recipe beyond the limits of what services make is a ConfigError."""
     data = {
         "path": config.path if "://" in config.path else os.path.abspath(config.path),
@@ -118,7 +118,7 @@ def batch_key(stream: str, epoch: int, index: int) -> bytes:
     return hashlib.sha256(_stream_bytes(stream) + _NUMBERS.pack(epoch, index)).digest()
 
 
-def batch_bytes(recipe: Recipe) -> int:
+def batch_bytes(recipe: BatchPlan) -> int:
     """Room for the largest batch of any epoch."""
     largest = max(prod(recipe.shape(epoch)) for epoch in (0, *(first for first, _ in recipe.view.sizes)))
     small = recipe.batch_size * (8 + 8 + _MIX_BYTES + 8 + DIGEST_BYTES)
@@ -129,7 +129,7 @@ def batch_bytes(recipe: Recipe) -> int:
 class ImagePreparer:
     """The pure function of a batch, with the stage and cache that a local loader would have."""
 
-    recipe: Recipe
+    recipe: BatchPlan
     cache: SampleCache | None
     in_flight: int
 
@@ -152,7 +152,7 @@ def open_preparer(spec: StreamSpec) -> Preparer:
             "ones the job sees: the files differ or have changed; use the same data everywhere and start again"
         )
     split, _, _ = staged(split, data.stage)
-    recipe = Recipe(
+    recipe = BatchPlan(
         split, view, spec.seed, spec.batch_size, spec.shuffle, spec.raw_shape, rank=spec.rank,
         world_size=spec.world_size, whole_batches=spec.whole_batches, min_batch=spec.min_batch,
     )  # fmt: skip
@@ -227,7 +227,7 @@ def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: M
         sample_ids,
         mix,
         failures,
-        StageSeconds(*seconds[:_SECONDS], *counts),
+        LoadStats(*seconds[:_SECONDS], *counts),
         work,
         digested,
     )
