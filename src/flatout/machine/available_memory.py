@@ -15,6 +15,7 @@ LEAST_STEP_BYTES = 128 << 20
 """For kernels, threads and batches of the smallest model; with less, oneDNN ends the process with a segfault."""
 _TO_START_BYTES = 1_000_000_000
 _LEAST_TO_START_BYTES = 640_000_000  # of addresses, that torch's CPU build and flatout map; a CUDA build maps more
+_LEAST_RESIDENT_BYTES = 190_000_000  # of memory, that importing them takes; with less the kernel kills without a word
 _SAID_BY_ALLOCATORS = (
     "can't allocate memory",
     "Cannot allocate memory",
@@ -104,9 +105,11 @@ def explain_memory(error: BaseException, when: str) -> FlatoutError | None:
 
 def require_start() -> None:
     """Before torch is loaded: with too few addresses for it, its libraries fail in many ways, aborts among them."""
-    limit = _address_limit()
-    if "torch" not in sys.modules and limit is not None and limit.free_bytes < _LEAST_TO_START_BYTES:
-        raise RunFailed(_too_little_to_start(limit))
+    if "torch" in sys.modules:
+        return
+    for limit, least_bytes in ((_address_limit(), _LEAST_TO_START_BYTES), (_container_limit(), _LEAST_RESIDENT_BYTES)):
+        if limit is not None and limit.free_bytes < least_bytes:
+            raise RunFailed(_too_little_to_start(limit))
 
 
 def explain_start(error: BaseException) -> str | None:
