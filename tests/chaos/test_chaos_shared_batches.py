@@ -12,7 +12,7 @@ import pytest
 from flatout.cache.shared_memory import private_folder
 from flatout.errors import DataError, ServiceUnavailable
 from flatout.service.client.pool import pool as client
-from flatout.service.coordinator.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
 from flatout.service.producers.producer import Maker
 from flatout.service.protocol.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
 from flatout.service.protocol.wire import Wire
@@ -46,7 +46,7 @@ def test_the_last_job_to_leave_ends_the_service_and_leaves_nothing(shapes: Path,
         assert seen == read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
         counts = status(place)["counts"]
         store = Path(status(place)["store"])
-        ahead = SMALL_FACTOR * Policy(0).window + MOST_AT_ONCE
+        ahead = SMALL_BATCH_FACTOR * Policy(0).window + MAX_BATCHES_PER_ASK
         assert counts["made"] <= len(seen) + ahead, "made once for both, but for what the second came too late for"
         assert one.use.hits == two.use.hits == len(seen)
     wait_until(lambda: not place.socket.exists(), "the service to end")
@@ -263,7 +263,7 @@ def test_dev_shm_too_small(
     recipe = make_recipe(shapes)
     with service(place) as running, shared(shapes) as (loader, _):
         assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert running.coordinator.state.policy.capacity_bytes < 64 << 10
+        assert running.coordinator.state.tables.policy.capacity_bytes < 64 << 10
 
 
 def test_one_batch_does_not_fit(shapes: Path, place: Place) -> None:

@@ -18,7 +18,7 @@ from flatout.cache.bundle import read_bundle
 from flatout.cache.redis_store import RedisStore
 from flatout.cache.sealing import entry_keys
 from flatout.errors import BadBundle, ConfigError
-from flatout.service.coordinator.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
 from flatout.service.producers.functions import LambdaCaller, RayCaller
 from flatout.service.producers.lambda_handler import handler, make_event, read_answer
 from flatout.service.protocol.specs import batch_bytes, batch_key, describe, stream_name
@@ -64,7 +64,7 @@ def test_two_jobs_through_grpc_and_redis(shapes: Path, remote: tuple[Remote, dic
         assert read_epochs(first, range(2), Checker(recipe)) == in_order(recipe, range(2))
         assert read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
         assert one.use.hits == two.use.hits == 2 * recipe.batches_per_epoch
-        ahead = SMALL_FACTOR * Policy(0).window + MOST_AT_ONCE
+        ahead = SMALL_BATCH_FACTOR * Policy(0).window + MAX_BATCHES_PER_ASK
         assert remote[0].service.coordinator.status()["counts"]["made"] <= 2 * recipe.batches_per_epoch + ahead
 
 

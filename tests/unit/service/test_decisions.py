@@ -13,7 +13,14 @@ from flatout.service.client.decisions import (
     mean_step,
     next_action,
 )
-from flatout.service.coordinator.policy import HANDFUL, SMALL_FACTOR, Allowance, handful, lookahead, reuse_score
+from flatout.service.coordinator.policy import (
+    BATCHES_PER_ANSWER,
+    SMALL_BATCH_FACTOR,
+    Allowance,
+    lookahead,
+    max_batches_per_answer,
+    reuse_score,
+)
 from flatout.service.protocol.messages import Batches
 
 READY = Batches(buffers=[1])
@@ -60,11 +67,15 @@ def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
 
 
 def test_a_handful_leaves_room_for_others() -> None:
-    assert handful(4 << 30, 3 << 20, 4, 0.1) == handful(4 << 30, 3 << 20, 4, None) == HANDFUL
-    assert handful(4 << 30, 3 << 20, 4, 0.01) == SMALL_FACTOR * HANDFUL
-    assert handful(300 << 20, 38 << 20, 4, 0.1) == 1
-    assert handful(1600, 100, 1, 0.01) == 4
-    assert handful(1600, 100, 2, 0.01) == 2
+    assert (
+        max_batches_per_answer(4 << 30, 3 << 20, 4, 0.1)
+        == max_batches_per_answer(4 << 30, 3 << 20, 4, None)
+        == BATCHES_PER_ANSWER
+    )
+    assert max_batches_per_answer(4 << 30, 3 << 20, 4, 0.01) == SMALL_BATCH_FACTOR * BATCHES_PER_ANSWER
+    assert max_batches_per_answer(300 << 20, 38 << 20, 4, 0.1) == 1
+    assert max_batches_per_answer(1600, 100, 1, 0.01) == 4
+    assert max_batches_per_answer(1600, 100, 2, 0.01) == 2
 
 
 def test_what_is_needed_sooner_and_by_more_jobs_is_worth_more() -> None:

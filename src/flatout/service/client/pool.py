@@ -39,7 +39,7 @@ from flatout.service.client.decisions import (
     next_action,
 )
 from flatout.service.client.helper import Helper
-from flatout.service.coordinator.policy import MOST_AT_ONCE
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK
 from flatout.service.producers.producer import make_batch
 from flatout.service.protocol.messages import (
     AnyMessage,
@@ -388,7 +388,7 @@ class SharedPool:
         released = [self._released.popleft() for _ in range(min(len(self._released), 1000))]
         self.use.asks += 1
         question = Next(
-            position=position, count=MOST_AT_ONCE, wait_seconds=wait_seconds, released=released,
+            position=position, count=MAX_BATCHES_PER_ASK, wait_seconds=wait_seconds, released=released,
             step_seconds=self._step_seconds,
         )  # fmt: skip
         ask = partial(self._line.begin, question, wait_seconds + _ANSWER_SECONDS)
