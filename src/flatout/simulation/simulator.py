@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import ConfigError
-from flatout.service.client.decisions import Asked, AskFor, next_action
+from flatout.service.client.decisions import AskFor, AskHistory, next_action
 from flatout.service.coordinator.instructions import Instruction, Tell
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, Policy
 from flatout.service.coordinator.state import State
@@ -162,7 +162,7 @@ class Simulation:
             return
         if job.asked == 0:
             job.waited_since = self._now
-        action = next_action(Asked(job.asked, self._now - job.waited_since), None)
+        action = next_action(AskHistory(job.asked, self._now - job.waited_since), None)
         if not isinstance(action, AskFor):
             self._make_locally(name)
             return

@@ -5,13 +5,13 @@ import pytest
 from flatout.service.client.decisions import (
     MOST_ASKS,
     PATIENCE_SECONDS,
-    Asked,
     AskFor,
+    AskHistory,
     ComputeLocally,
     Take,
-    apart_seconds,
     mean_step,
     next_action,
+    rejoin_backoff_seconds,
 )
 from flatout.service.coordinator.policy import (
     BATCHES_PER_ANSWER,
@@ -27,24 +27,24 @@ READY = Batches(buffers=[1])
 
 
 def test_what_is_ready_is_taken_and_what_is_denied_is_made() -> None:
-    assert next_action(Asked(1, 0.1), READY) == Take()
-    assert next_action(Asked(1, 0.1), Batches(denied="no producer")) == ComputeLocally("no producer")
+    assert next_action(AskHistory(1, 0.1), READY) == Take()
+    assert next_action(AskHistory(1, 0.1), Batches(denied="no producer")) == ComputeLocally("no producer")
 
 
 @pytest.mark.parametrize("seconds_per_ask", [0.0, 0.3, 100.0])
 def test_no_answer_keeps_a_job_asking_for_ever(seconds_per_ask: float) -> None:
     times, seconds = 0, 0.0
-    action = next_action(Asked(0, 0.0), None)
+    action = next_action(AskHistory(0, 0.0), None)
     while isinstance(action, AskFor):
         assert 0 < action.wait_seconds <= PATIENCE_SECONDS - seconds
         times, seconds = times + 1, seconds + seconds_per_ask
         assert times <= MOST_ASKS
-        action = next_action(Asked(times, seconds), Batches())
+        action = next_action(AskHistory(times, seconds), Batches())
     assert isinstance(action, ComputeLocally)
 
 
 def test_tries_to_rejoin_become_rare_but_never_end() -> None:
-    assert [apart_seconds(failures) for failures in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
+    assert [rejoin_backoff_seconds(failures) for failures in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
 
 
 def test_a_pause_does_not_make_a_job_slow_but_slow_steps_do() -> None:
