@@ -11,8 +11,8 @@ import pytest
 
 from flatout.cache.shared_memory import private_folder
 from flatout.errors import DataError, ServiceUnavailable
-from flatout.service.client.pool import pool as client
-from flatout.service.coordinator.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
+from flatout.service.client import requests
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
 from flatout.service.producers.producer import Maker
 from flatout.service.protocol.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
 from flatout.service.protocol.wire import Wire
@@ -46,9 +46,9 @@ def test_the_last_job_to_leave_ends_the_service_and_leaves_nothing(shapes: Path,
         assert seen == read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
         counts = status(place)["counts"]
         store = Path(status(place)["store"])
-        ahead = SMALL_FACTOR * Policy(0).window + MOST_AT_ONCE
+        ahead = SMALL_BATCH_FACTOR * Policy(0).window + MAX_BATCHES_PER_ASK
         assert counts["made"] <= len(seen) + ahead, "made once for both, but for what the second came too late for"
-        assert one.use.hits == two.use.hits == len(seen)
+        assert one.stats.hits == two.stats.hits == len(seen)
     wait_until(lambda: not place.socket.exists(), "the service to end")
     running.wait(60)
     assert not store.exists()
@@ -60,16 +60,16 @@ def test_coordinator_killed(shapes: Path, place: Place) -> None:
     def between(count: int) -> None:
         if count == 5:
             started_daemon().send_signal(signal.SIGKILL)
-        if count >= 25 and not pool.use.rejoined:
-            pool._rejoin_at = 0.0
+        if count >= 25 and not pool.stats.rejoined:
+            pool._session.rejoin_at = 0.0
             time.sleep(0.1)  # a step: without it 60 batches are over before a service can start
 
     with shared(shapes) as (loader, pool):
         assert read_epochs(loader, range(5), Checker(recipe), between) == in_order(recipe, range(5))
-        assert pool.use.outages >= 1
-        assert pool.use.alone >= 1
-        assert pool.use.rejoined == 1
-        assert pool.use.hits > 5
+        assert pool.stats.outages >= 1
+        assert pool.stats.alone >= 1
+        assert pool.stats.rejoined == 1
+        assert pool.stats.hits > 5
 
 
 def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None:
@@ -86,14 +86,14 @@ def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None
         time.sleep(0.005)
         if count == 30:
             started_daemon().send_signal(signal.SIGKILL)
-        if count >= 60 and not pool.use.rejoined:
-            pool._rejoin_at = 0.0
+        if count >= 60 and not pool.stats.rejoined:
+            pool._session.rejoin_at = 0.0
             time.sleep(0.1)
 
     with shared(shapes) as (loader, pool):
         assert read_epochs(loader, range(5), Checker(recipe), between) == in_order(recipe, range(5))
         assert helped
-        assert pool.use.outages == pool.use.rejoined == 1
+        assert pool.stats.outages == pool.stats.rejoined == 1
         check = Checker(recipe)
         for start in (3, 11, 1):
             for batch, _ in zip(loader.epoch(7, start), range(3), strict=False):
@@ -111,18 +111,18 @@ def test_batches_of_a_dead_service_are_not_given_back_to_the_next(shapes: Path, 
         loader, pool = with_first.__enter__()
         batches = itertools.chain.from_iterable(map(loader.epoch, range(3)))
         kept = [next(batches) for _ in range(6)]
-    while not pool.use.outages:  # what it holds is used up first
+    while not pool.stats.outages:  # what it holds is used up first
         check.check(next(batches))
-    assert pool.use.outages == 1
+    assert pool.stats.outages == 1
     with service(place):
-        pool._rejoin_at = 0.0
+        pool._session.rejoin_at = 0.0
         now = [next(batches) for _ in range(3)]
-        assert pool.use.rejoined == 1
+        assert pool.stats.rejoined == 1
         for batch in kept:
             check.check(batch)
-        released = list(pool._released)
+        released = list(pool._requests.opener.released)
         del kept, batch
-        assert list(pool._released) == released
+        assert list(pool._requests.opener.released) == released
         for batch in [*now, *batches]:
             check.check(batch)
         with_first.__exit__(None, None, None)
@@ -138,8 +138,8 @@ def test_producer_killed_again_and_again(shapes: Path, place: Place) -> None:
 
     with shared(shapes) as (loader, pool):
         assert read_epochs(loader, range(3), Checker(recipe), between) == in_order(recipe, range(3))
-        assert pool.use.hits
-        assert pool.use.most_asks_per_batch <= 10
+        assert pool.stats.hits
+        assert pool.stats.most_asks_per_batch <= 10
 
 
 def test_producer_that_hangs_is_replaced(shapes: Path, place: Place) -> None:
@@ -154,7 +154,7 @@ def test_producer_that_hangs_is_replaced(shapes: Path, place: Place) -> None:
         assert read_epochs(loader, range(2), Checker(recipe), between) == in_order(recipe, range(2))
         assert running.coordinator.status()["counts"]["expired"] >= 1
         assert pids[0] not in running.producers.pids()
-        assert pool.use.most_asks_per_batch <= 10
+        assert pool.stats.most_asks_per_batch <= 10
 
 
 def _garbage(maker: Maker, order: Produce) -> Message:
@@ -201,21 +201,21 @@ def test_producer_that_lies(lie: str, shapes: Path, place: Place, monkeypatch: p
         assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
         counts = coordinator.status()["counts"]
         assert counts["failures"] + counts["expired"] > 0
-        assert pool.use.spoilt == 0, "never even shown to a job"
-        assert pool.use.most_asks_per_batch <= 10
+        assert pool.stats.spoilt == 0, "never even shown to a job"
+        assert pool.stats.most_asks_per_batch <= 10
 
 
 def test_producer_that_never_answers(shapes: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "next_action", lambda asked, answer: client_action(asked, answer, 0.3))
+    monkeypatch.setattr(requests, "next_action", lambda asked, answer: client_action(asked, answer, 0.3))
     recipe = make_recipe(shapes)
     with service_with(place, lambda maker, order: None) as coordinator, shared(shapes) as (loader, pool):
         assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert pool.use.hits == 0
-        assert pool.use.outages == 1, "not asked for every batch, but left alone for a while"
+        assert pool.stats.hits == 0
+        assert pool.stats.outages == 1, "not asked for every batch, but left alone for a while"
         assert coordinator.status()["counts"]["asks"] < 20
 
 
-client_action = client.next_action
+client_action = requests.next_action
 
 
 def test_job_killed_and_the_other_goes_on(shapes: Path, place: Place) -> None:
@@ -229,7 +229,7 @@ def test_job_killed_and_the_other_goes_on(shapes: Path, place: Place) -> None:
 
         assert read_epochs(loader, range(3), Checker(recipe), between) == in_order(recipe, range(3))
         wait_until(lambda: len(status(place)["jobs"]) == 1, "the killed job to be noticed")
-        assert pool.use.alone == 0
+        assert pool.stats.alone == 0
 
 
 def _read_for_ever(path: str, runtime: str) -> None:
@@ -263,7 +263,7 @@ def test_dev_shm_too_small(
     recipe = make_recipe(shapes)
     with service(place) as running, shared(shapes) as (loader, _):
         assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert running.coordinator.state.policy.capacity_bytes < 64 << 10
+        assert running.coordinator.state.tables.policy.capacity_bytes < 64 << 10
 
 
 def test_one_batch_does_not_fit(shapes: Path, place: Place) -> None:
@@ -311,7 +311,7 @@ def test_a_forked_job_opens_a_connection_of_its_own(shapes: Path, place: Place) 
             code = 1
             try:
                 assert read_epochs(loader, range(1, 2), check) == in_order(recipe, range(1, 2))
-                assert pool.use.hits >= recipe.batches_per_epoch
+                assert pool.stats.hits >= recipe.batches_per_epoch
                 code = 0
             finally:
                 os._exit(code)

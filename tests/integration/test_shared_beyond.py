@@ -18,7 +18,7 @@ from flatout.cache.bundle import read_bundle
 from flatout.cache.redis_store import RedisStore
 from flatout.cache.sealing import entry_keys
 from flatout.errors import BadBundle, ConfigError
-from flatout.service.coordinator.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
 from flatout.service.producers.functions import LambdaCaller, RayCaller
 from flatout.service.producers.lambda_handler import handler, make_event, read_answer
 from flatout.service.protocol.specs import batch_bytes, batch_key, describe, stream_name
@@ -63,8 +63,8 @@ def test_two_jobs_through_grpc_and_redis(shapes: Path, remote: tuple[Remote, dic
     with shared(shapes, **remote[1]) as (first, one), shared(shapes, **remote[1]) as (second, two):
         assert read_epochs(first, range(2), Checker(recipe)) == in_order(recipe, range(2))
         assert read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert one.use.hits == two.use.hits == 2 * recipe.batches_per_epoch
-        ahead = SMALL_FACTOR * Policy(0).window + MOST_AT_ONCE
+        assert one.stats.hits == two.stats.hits == 2 * recipe.batches_per_epoch
+        ahead = SMALL_BATCH_FACTOR * Policy(0).window + MAX_BATCHES_PER_ASK
         assert remote[0].service.coordinator.status()["counts"]["made"] <= 2 * recipe.batches_per_epoch + ahead
 
 
@@ -81,8 +81,8 @@ def test_redis_killed_flushed_and_full(shapes: Path, redis: Redis, remote: tuple
 
     with shared(shapes, **remote[1]) as (loader, pool):
         assert read_epochs(loader, range(4), Checker(recipe), between) == in_order(recipe, range(4))
-        assert pool.use.hits
-        assert pool.use.spoilt + pool.use.local + pool.use.alone > 0
+        assert pool.stats.hits
+        assert pool.stats.spoilt + pool.stats.local + pool.stats.alone > 0
 
 
 def test_network_cut(shapes: Path, place: Place, redis: Redis) -> None:
@@ -96,13 +96,13 @@ def test_network_cut(shapes: Path, place: Place, redis: Redis) -> None:
             running.pop().stop()
         if count == 30:
             running.append(Remote(place, redis.address, port))
-        if count >= 30 and not pool.use.rejoined:
-            pool._rejoin_at = 0.0
+        if count >= 30 and not pool.stats.rejoined:
+            pool._session.rejoin_at = 0.0
 
     with shared(shapes, **access) as (loader, pool):
         assert read_epochs(loader, range(4), Checker(recipe), between) == in_order(recipe, range(4))
-        assert pool.use.alone >= 1
-        assert pool.use.rejoined == 1
+        assert pool.stats.alone >= 1
+        assert pool.stats.rejoined == 1
     running.pop().stop()
 
 
@@ -141,7 +141,7 @@ def test_ray_makes_batches(shapes: Path, place: Place, redis: Redis) -> None:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             wait_until(lambda: remote.service.coordinator.status()["counts"]["made"], "the first batch from Ray")
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits
+            assert pool.stats.hits
             assert list(remote.service.coordinator.status()["producers"]) == ["ray"]
     finally:
         remote.stop()
@@ -160,7 +160,7 @@ def test_data_in_s3(
     try:
         with shared(bucket.url, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits
+            assert pool.stats.hits
     finally:
         remote.stop()
 
@@ -278,7 +278,7 @@ def test_functions_as_producers(shapes: Path, place: Place, redis: Redis, monkey
     try:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits
+            assert pool.stats.hits
         status = remote.service.coordinator.status()
         assert status["counts"]["requests"] == status["counts"]["made"] > 0
         assert status["counts"]["gb_seconds"] > 0

@@ -61,10 +61,10 @@ def test_a_redis_that_lies_about_lengths_leaves_the_job_to_itself(shapes: Path, 
     try:
         with shared(shapes, **access(place, port)) as (loader, pool):
             assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-            assert not pool.use.hits
-            assert pool.use.spoilt
-            assert pool.use.alone, "after three in a row its own loader takes over"
-            assert "Redis" in pool.use.last_trouble
+            assert not pool.stats.hits
+            assert pool.stats.spoilt
+            assert pool.stats.alone, "after three in a row its own loader takes over"
+            assert "Redis" in pool.stats.last_trouble
     finally:
         remote.stop()
         liar.close()
@@ -105,7 +105,7 @@ def test_whoever_writes_to_redis_cannot_forge_training_data(shapes: Path, place:
             forge(0)
             assert read_epochs(loader, range(2), Checker(recipe), forge) == in_order(recipe, range(2))
             assert forged
-            assert pool.use.spoilt
+            assert pool.stats.spoilt
     finally:
         remote.stop()
         writer.close()
@@ -118,11 +118,11 @@ def test_tls(shapes: Path, place: Place, redis: Redis, authority: Authority, tmp
     try:
         with shared(shapes, **access(place, port, shared_tls_ca=authority.ca)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits == recipe.batches_per_epoch
+            assert pool.stats.hits == recipe.batches_per_epoch
         for wrong in ({}, {"shared_tls_ca": strangers.ca}):
             with shared(shapes, **access(place, port, **wrong)) as (loader, pool):
                 assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-                assert not pool.use.hits
+                assert not pool.stats.hits
                 assert "UNAVAILABLE" in loader.notes[0]
         with (
             pytest.raises(ConfigError, match="cannot be read"),
@@ -163,7 +163,7 @@ def test_a_token_holder_opens_only_what_was_allowed(
     try:
         with shared(shapes, **access(place, port)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert not pool.use.hits
+            assert not pool.stats.hits
             assert f"does not open {shapes}" in loader.notes[0]
         for path in ("/etc", f"{allowed}/etc", f"{allowed}/../../../../etc", "s3://bucket", "file:///etc"):
             data = spec.data.model_copy(update={"path": path})
@@ -195,7 +195,7 @@ def test_a_stream_cannot_be_registered_under_the_name_of_another(shapes: Path, p
             open_preparer(spec.model_copy(update={"view_values": views}))
         with shared(shapes, **access(place, port)) as (loader, pool):
             assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits, "nobody can spoil the name for others"
+            assert pool.stats.hits, "nobody can spoil the name for others"
     finally:
         line.close()
         remote.stop()

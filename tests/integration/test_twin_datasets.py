@@ -48,7 +48,7 @@ def read_shared(root: Path | str, **options: Any) -> None:
     recipe = make_recipe(root)
     with shared(root, **options) as (loader, pool):
         assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-        assert pool.use.hits, pool.use.last_trouble
+        assert pool.stats.hits, pool.stats.last_trouble
 
 
 def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Path, Path], place: Place) -> None:

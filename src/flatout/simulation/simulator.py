@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import ConfigError
-from flatout.service.client.decisions import Asked, AskFor, next_action
-from flatout.service.coordinator.policy import MOST_AT_ONCE, Policy
-from flatout.service.coordinator.shelf import Instruction, Tell
+from flatout.service.client.decisions import AskFor, AskHistory, next_action
+from flatout.service.coordinator.instructions import Instruction, Tell
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, Policy
 from flatout.service.coordinator.state import State
 from flatout.service.protocol.messages import Batches, Done, Joined, Leave, Next, Produce, Register, Tick, decode_body
 from flatout.service.protocol.stream_spec import DataSpec, StreamSpec, ViewSpec
@@ -102,13 +102,13 @@ class Simulation:
         return self._outcome()
 
     def _outcome(self) -> Outcome:
-        counts, jobs = self.state.counts, self._jobs.values()
+        counts, jobs = self.state.tables.accounts.counts, self._jobs.values()
         served, local = counts.hits + counts.waited, sum(job.local for job in jobs)
         return Outcome(
             seconds=self._now, job_seconds=tuple((job.ended or 0.0) - job.spec.start_seconds for job in jobs),
             batches=served + local, made=counts.made, made_locally=local,
             hit_rate=1 - (counts.made + local) / (served + local) if served else None,
-            usd=self.state.allowance.spent_usd,
+            usd=self.state.tables.accounts.allowance.spent_usd,
         )  # fmt: skip
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
@@ -162,13 +162,13 @@ class Simulation:
             return
         if job.asked == 0:
             job.waited_since = self._now
-        action = next_action(Asked(job.asked, self._now - job.waited_since), None)
+        action = next_action(AskHistory(job.asked, self._now - job.waited_since), None)
         if not isinstance(action, AskFor):
             self._make_locally(name)
             return
         job.asked += 1
         released, job.held = job.held, []
-        self._say(name, Next(position=job.position, count=MOST_AT_ONCE, wait_seconds=action.wait_seconds,
+        self._say(name, Next(position=job.position, count=MAX_BATCHES_PER_ASK, wait_seconds=action.wait_seconds,
                              released=released, step_seconds=job.spec.step_seconds))  # fmt: skip
 
     def _answer(self, name: str, answer: Batches) -> None:

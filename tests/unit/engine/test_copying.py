@@ -29,7 +29,8 @@ from flatout.engine.learner import build_learner
 from flatout.engine.loop import EpochRecord, Job, Progress, StepRecord, train
 from flatout.engine.range_test import range_test
 from flatout.errors import StoreUnreachable
-from flatout.service.client.pool import SharedPool, Terms
+from flatout.service.client.pool import SharedPool
+from flatout.service.client.session import JoinSettings
 from flatout.service.producers.producer import make_batch
 from flatout.service.protocol.messages import Batches, Message, Next, Register, Registered
 from flatout.service.protocol.specs import ImagePreparer, batch_bytes, batch_key
@@ -93,8 +94,8 @@ def shared_loader(recipe: BatchPlan, service: HarshService) -> Loader:
         batch_bytes=batch_bytes(recipe),
         position=0,
     )
-    terms = Terms(register, lambda wait: (service, service), lambda epoch, index: None)  # type: ignore[arg-type]
-    pool = SharedPool(recipe, terms, lambda: pytest.fail("the service is there"), host_memory.memory_for("cuda"))
+    settings = JoinSettings(register, lambda wait: (service, service), lambda epoch, index: None)  # type: ignore[arg-type]
+    pool = SharedPool(recipe, settings, lambda: pytest.fail("the service is there"), host_memory.memory_for("cuda"))
     pool.join()
     return Loader(recipe, pool, PREFETCH, 60.0, 0.5)
 

@@ -7,15 +7,15 @@ from flatout.service.protocol.messages import Batches
 MOST_ASKS = 10
 PATIENCE_SECONDS = 10.0
 FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 5.0
-MOST_MISSES = 3  # batches in a row that the job had to make itself
-_LONGEST_APART_SECONDS = 60.0
+MOST_MISSES = 3  # batches in a row that the job had to make itself; then it goes without the service for a while
+_LONGEST_BACKOFF_SECONDS = 60.0
 _NEWEST_WEIGHT = 0.2  # of a step in the running mean
-_PAUSE_FACTOR, _PAUSE_SECONDS = 4, 0.001  # times the mean, and at least: what is longer is a pause
+_PAUSE_FACTOR, _PAUSE_SECONDS = 4, 0.001  # a step longer than this many means, and than this, counts as a pause
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How often and how long a job has asked for one batch."""
+class AskHistory:
+    """How often, and for how many seconds, a job has asked for one batch."""
 
     times: int
     seconds: float
@@ -23,12 +23,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Take:
-    """The answer has it."""
+    """The answer has the batch."""
 
 
 @dataclass(frozen=True)
 class AskFor:
-    """Ask, and let the service hold the answer back so long."""
+    """Ask, and let the service hold the answer back for up to `wait_seconds`."""
 
     wait_seconds: float
 
@@ -41,7 +41,7 @@ class ComputeLocally:
 Action = Take | AskFor | ComputeLocally
 
 
-def next_action(asked: Asked, answer: Batches | None, patience_seconds: float = PATIENCE_SECONDS) -> Action:
+def next_action(asked: AskHistory, answer: Batches | None, patience_seconds: float = PATIENCE_SECONDS) -> Action:
     """After `answer` (None before the first): take the batch, ask once more, or make it here."""
     if answer is not None and answer.buffers:
         return Take()
@@ -53,14 +53,14 @@ def next_action(asked: Asked, answer: Batches | None, patience_seconds: float = 
     return AskFor(min(FIRST_WAIT_SECONDS * 2**asked.times, _LONGEST_WAIT_SECONDS, left))
 
 
-def apart_seconds(failures: int) -> float:
-    """How long to go without the service before the next try to rejoin."""
-    return min(2.0 ** (failures - 1), _LONGEST_APART_SECONDS)
+def rejoin_backoff_seconds(failures: int) -> float:
+    """How long to go without the service after so many failures (at least 1) in a row."""
+    return min(2.0 ** (failures - 1), _LONGEST_BACKOFF_SECONDS)
 
 
 def mean_step(before: float | None, seconds: float) -> float:
-    """A running mean. A pause, as for validation, counts as a step that is a little longer: only many of them show that
-    the job has become slower."""
+    """Running mean of step times. One pause, as for a validation, counts only as a somewhat longer step; a job that has
+    become slower shows by many of them."""
     if before is None:
         return seconds
     return before + _NEWEST_WEIGHT * (min(seconds, max(_PAUSE_FACTOR * before, _PAUSE_SECONDS)) - before)

@@ -14,7 +14,8 @@ from flatout.data.loading.loader import Loader, open_loader, with_raw_shape
 from flatout.data.loading.pinned_memory import memory_for
 from flatout.data.loading.prepare import BatchPlan
 from flatout.errors import ServiceUnavailable
-from flatout.service.client.pool import Line, SharedPool, Terms
+from flatout.service.client.pool import SharedPool
+from flatout.service.client.session import Connection, JoinSettings
 from flatout.service.protocol.extras import needs
 from flatout.service.protocol.messages import Register
 from flatout.service.protocol.specs import batch_bytes, describe, stream_name
@@ -50,22 +51,22 @@ def open_shared_loader(
         return open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
 
     remember = _rememberer(order_file if config.shared_start == "window" else None)
-    pool = SharedPool(recipe, Terms(register, _connector(config), remember), open_local, memory_for(device_kind))
+    pool = SharedPool(recipe, JoinSettings(register, _connector(config), remember), open_local, memory_for(device_kind))
     pool.join()
     prefetch = max(_PREFETCH, 2 * workers)
     loader = Loader(
         recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder=recorder
     )
-    loader.notes = tuple(pool.notes) or (f"shared: alone for now, {pool.use.last_trouble}",)
+    loader.notes = tuple(pool.notes) or (f"shared: alone for now, {pool.stats.last_trouble}",)
     if config.shared == "auto" and (note := memory_note()) is not None:
         loader.notes += (note,)
     return loader, pool
 
 
-def _connector(config: DataConfig) -> Callable[[bool], tuple[Line, BatchStore]]:
+def _connector(config: DataConfig) -> Callable[[bool], tuple[Connection, BatchStore]]:
     capacity = None if config.shared_bytes == "auto" else config.shared_bytes
 
-    def remote(wait: bool) -> tuple[Line, BatchStore]:
+    def remote(wait: bool) -> tuple[Connection, BatchStore]:
         with needs("service"):
             from flatout.service.transport.remote import GrpcLine, read_token
 
@@ -77,7 +78,7 @@ def _connector(config: DataConfig) -> Callable[[bool], tuple[Line, BatchStore]]:
             raise ServiceUnavailable(f"the service of shared batches at {address} names no Redis to read from")
         return line, open_batch_store(line.access)
 
-    def connector(wait: bool) -> tuple[Line, BatchStore]:
+    def connector(wait: bool) -> tuple[Connection, BatchStore]:
         place = runtime_place()
         name = f"{os.getpid()}-{secrets.token_hex(3)}"
         if wait:

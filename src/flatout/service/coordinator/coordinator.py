@@ -11,8 +11,8 @@ from typing import Any
 
 from flatout.cache.batch_store import OwnStore
 from flatout.errors import BadBundle, NoSpace, ServiceUnavailable
+from flatout.service.coordinator.instructions import Discard, End, Instruction, Make, Tell, Touch
 from flatout.service.coordinator.policy import Policy
-from flatout.service.coordinator.shelf import Discard, End, Instruction, Make, Tell, Touch
 from flatout.service.coordinator.state import State
 from flatout.service.protocol.messages import Claimed, Done, Failed, Lost, Message, Produce, Tick
 from flatout.service.protocol.specs import batch_key
@@ -83,11 +83,11 @@ class Coordinator:
     def _looked_at(self, message: Done) -> Message:
         """Ready only after a verified write: whoever says done has a batch of the right key and checksum to show."""
         with self._lock:
-            lease = self.state.leases.get(message.lease)
+            lease = self.state.tables.leases.active.get(message.lease)
         if lease is None:
             return message
         try:
-            self.store.verify(lease.buffer, batch_key(*lease.key))
+            self.store.verify(lease.buffer, batch_key(*lease.batch))
             return message
         except (BadBundle, ServiceUnavailable) as error:
             return Failed(lease=message.lease, reason=f"it said done, but {error}"[:2000])

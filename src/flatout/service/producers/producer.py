@@ -19,7 +19,7 @@ from flatout.cache.batch_store import BatchStore
 from flatout.cache.bundle import SUM_EVERY, payload, write_bundle
 from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.machine.parents import exit_with_parent
-from flatout.service.coordinator.policy import SMALL_SECONDS
+from flatout.service.coordinator.policy import SMALL_BATCH_SECONDS
 from flatout.service.protocol.messages import Done, Equip, Failed, Joined, Message, Produce
 from flatout.service.protocol.specs import AnotherDataset, Preparer, batch_key, open_preparer
 from flatout.service.protocol.stream_spec import StreamSpec
@@ -133,7 +133,7 @@ class _Process:
 
     def _small_seconds(self) -> float:
         """Not to and fro with batches that take about as long."""
-        return 2 * SMALL_SECONDS if self._spare > 0 else SMALL_SECONDS
+        return 2 * SMALL_BATCH_SECONDS if self._spare > 0 else SMALL_BATCH_SECONDS
 
     def _answer(self, answer: Message, small: bool) -> None:
         """Batches that are made in no time are answered several at once, as long as there is another to make: every

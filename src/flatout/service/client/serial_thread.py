@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other for somebody who has better things to do meanwhile."""
+"""A thread that runs functions one after the other, so that a job need not wait for them."""
 
 import queue
 import threading
@@ -10,29 +10,32 @@ Result = TypeVar("Result")
 _END_SECONDS = 1.0
 
 
-class Helper(Generic[Result]):
-    """What it does must not use torch: a thread that is in there when the interpreter ends takes the process down."""
+class SerialThread(Generic[Result]):
+    """Functions given to it must not use torch: a daemon thread inside torch at interpreter exit aborts the process.
+
+    Unlike ThreadPoolExecutor it is a daemon, and keeps no reference to a result while it waits for the next function.
+    """
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Result], Future[Result]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """What is returned waits for it."""
+    def submit(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """A function that waits for the result, and raises what `work` raised."""
         result: Future[Result] = Future()
         self._work.put((work, result))
         return result.result
 
-    def end(self) -> None:
-        """When nothing that it could wait for is left."""
+    def close(self) -> None:
+        """Waits a moment. Close first what the running function may be waiting for, such as a connection."""
         self._work.put(None)
         self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
         while (task := self._work.get()) is not None:
             _carry_out(*task)
-            del task  # while it waits for the next it keeps nothing of what it gave
+            del task  # else it would keep the result until the next function
 
 
 def _carry_out(work: Callable[[], Result], result: Future[Result]) -> None:
