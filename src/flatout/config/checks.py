@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from flatout import plugins
 from flatout.config.schema import Config, CostConfig, NodeCostConfig
 
+_LIBRARY_MODELS = ("timm:", "torchvision:")  # look like package:Name and are not: they are made by name
 _LEAST_COMPILED_BUCKET = 2**20  # the first bucket of DDP, which must be the smallest
 _DEFAULTS = Config().model_dump(mode="json", by_alias=True)
 
@@ -33,12 +35,17 @@ _TASK_METRICS = {
 
 
 def _only_for(task: str) -> tuple[Callable[[Config], bool], str]:
-    return lambda config: config.task == task, f"task is {task}"
+    """Used by that task, and by tasks of the user's own, of which nobody here knows what they read."""
+    return lambda config: config.task == task or config.task not in _TASK_KEYS, f"task is {task}"
 
 
 # key (or section) -> (is it used?, when it would be)
 _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "emulated": (lambda c: c.device == "emulated", "device is emulated"),
+    "model.options": (
+        lambda c: plugins.is_user_code("models", c.model.name) and not c.model.name.startswith(_LIBRARY_MODELS),
+        "model.name is user code",
+    ),
     "train.momentum": (lambda c: c.train.optimizer == "sgd", "train.optimizer is sgd"),
     "train.warmup_epochs": (lambda c: c.train.warmup_steps is None, "train.warmup_steps is not set"),
     "train.beta2": (lambda c: c.train.optimizer != "sgd", "train.optimizer is adamw or lamb"),
@@ -104,7 +111,7 @@ def find_unused(config: Config, set_keys: Mapping[str, Any]) -> Iterator[str]:
     for key, value in set_keys.items():
         for prefix, (used, when) in _RULES:
             inside = key == prefix or key.startswith(prefix + ".")
-            if inside and not used(config) and value not in _defaults(key, config.task):
+            if inside and value not in _defaults(key, config.task) and not used(config):
                 yield f"{key} is {value!r} but nothing uses it: it takes effect only when {when}; remove it or set that"
 
 
@@ -134,7 +141,8 @@ def find_wrong_combinations(config: Config) -> Iterator[str]:
         yield f"train.precision is fp16 but device is {config.device}, which has no fp16 training; use bf16 or fp32"
     if config.device == "emulated" and config.task != "classification":
         yield f"device is emulated but task is {config.task}: its steps depend on sentence lengths; use cpu or cuda"
-    if config.checkpoint.metric not in (metrics := _TASK_METRICS[config.task]):
+    metrics = _TASK_METRICS.get(config.task)
+    if metrics is not None and config.checkpoint.metric not in metrics:
         yield f"checkpoint.metric is {config.checkpoint.metric}, but {config.task} has {', '.join(metrics)}"
     for key, nodes in _paid_nodes(config).items():
         if nodes.instance is not None and nodes.usd_per_hour is not None:

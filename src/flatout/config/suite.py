@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from flatout.config.schema import Section
+from flatout.config.sections.fields import Section
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, read_yaml
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.diagnosis.finding import Finding, percent
-from flatout.diagnosis.rules import RULES
+from flatout.diagnosis.rules import all_rules
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
@@ -34,7 +34,7 @@ class Explanation:
 def explain_signals(signals: Signals) -> Explanation:
     """The verdict on one run."""
     stepping = signals.wall_seconds - signals.startup_seconds
-    findings = ranked([found for rule in RULES if (found := rule(signals)) is not None], stepping)
+    findings = ranked([found for rule in all_rules() if (found := rule(signals)) is not None], stepping)
     leading = next((finding for finding in findings if _leads(finding, signals)), None)
     if leading is not None:
         assert leading.cause is not None

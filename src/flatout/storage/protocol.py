@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from flatout.errors import StorageError
 from flatout.storage.locators import NO_LOCATOR
@@ -50,6 +50,12 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class StoreOpener(Protocol):
+    """The entry point of flatout.stores whose name is the scheme of `url`. It reads nothing yet."""
+
+    def __call__(self, url: str, **options: Any) -> Store: ...
 
 
 @runtime_checkable

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, cast
 
+from flatout import plugins
 from flatout.config.schema import Config, DataConfig
 from flatout.data.batch import AnyDataset, BatchSource
 from flatout.data.loading.loader import choose_workers, open_loader
@@ -14,7 +16,7 @@ from flatout.data.source.dataset import open_dataset
 from flatout.data.source.layouts import KNOWN_LAYOUTS
 from flatout.data.text.batches import TextBatchPlan, TextSource
 from flatout.data.text.parallel_text import VOCABULARY_FILE, open_parallel_text
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from flatout.tasks.classification.emulated import EmulatedClassification
 from flatout.tasks.classification.task import TOP5_CLASSES, Classification
 from flatout.tasks.protocol import Task
@@ -41,11 +43,31 @@ class TaskSetup:
     notes: tuple[str, ...] = ()
 
 
+class TaskOpener(Protocol):
+    """A task of the user's own (`task: ./file.py:open_mine`, or an entry point of flatout.tasks) is opened by this."""
+
+    def __call__(self, config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup: ...
+
+
 def open_task(config: Config, run_folder: Path | None = None, rank: int = 0, world_size: int = 1) -> TaskSetup:
     """`run_folder` is that of a run which may go on: its own vocabulary is then used."""
     if config.task == "classification":
         return _images(config, rank, world_size)
+    if config.task != "translation":
+        return _users(config, run_folder, rank, world_size)
     return _text(config, run_folder, rank, world_size)
+
+
+def _users(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
+    opener = cast(TaskOpener, plugins.load("tasks", config.task, "task"))
+    with plugins.blamed(f"task is {config.task!r}"):
+        opened = opener(config, run_folder, rank, world_size)
+    if not isinstance(opened, TaskSetup):
+        raise ConfigError(f"task is {config.task!r}, which returned a {type(opened).__name__}, not a TaskSetup")
+    if config.checkpoint.metric not in opened.task.better:
+        known = ", ".join(opened.task.better)
+        raise ConfigError(f"checkpoint.metric is {config.checkpoint.metric}, but {config.task} has {known}")
+    return opened
 
 
 def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyPlan) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from flatout import plugins
 from flatout.config.loading import flat
 from flatout.config.schema import Config
 from flatout.engine.loop import EpochRecord, StepRecord
@@ -39,9 +40,15 @@ class Attempt:
 
 
 class Tracker(Protocol):
-    def log(self, step: int, scalars: Mapping[str, float]) -> None: ...
+    """Gets a run's records in a thread of its own; an exception ends it, never the run. Made with an Attempt."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Figures by name, such as train/loss, after a step or an epoch: at most four times a second."""
+        ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The last call, with what summary.json will hold."""
+        ...
 
 
 class TensorBoard:
@@ -114,8 +121,14 @@ class MlFlow:
 
 
 _KINDS: dict[str, Callable[[Attempt], Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MlFlow
-}  # fmt: skip
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MlFlow,
+}
+
+
+def _kind(name: str) -> Callable[[Attempt], Tracker]:
+    return _KINDS.get(name) or plugins.load("trackers", name, "trackers")
 
 
 def numbers(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -202,7 +215,7 @@ class Trackers:
     def _run(self, attempt: Attempt) -> None:
         trackers: dict[str, Tracker] = {}
         for name in self._names:
-            self._guarded(name, trackers, lambda: trackers.update({name: _KINDS[name](attempt)}))  # noqa: B023
+            self._guarded(name, trackers, lambda: trackers.update({name: _kind(name)(attempt)}))  # noqa: B023
         while trackers and (action := self._waiting.get()) is not None:
             for name, tracker in list(trackers.items()):
                 self._guarded(name, trackers, lambda: action(tracker))  # noqa: B023

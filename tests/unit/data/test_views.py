@@ -73,6 +73,7 @@ OTHER = {
     "crop": "centre", "size": 65, "sizes": ((0, 32),), "fraction": 0.9, "scale": (0.1, 1.0), "ratio": (0.5, 2.0),
     "pad": 5, "flip": 0.4, "colour_jitter": (0.1, 0.0, 0.0), "trivial_augment": True, "erase": 0.1, "mixup": 0.2,
     "cutmix": 1.0, "decode": "scaled",
+    "transform": "json:loads",  # any code whose source can be read
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.pixels.decode import Shrunk, Undecodable, decode_pixels, decode_shrunk, is_jpeg, native
 from flatout.data.pixels.draws import Draws, Mix, draw, draw_mix, fast_uniforms
 from flatout.data.pixels.reference import decode_scaled, place, place_raw, place_shrunk, recolour
+from flatout.data.pixels.transforms import apply_transform
 from flatout.data.pixels.views import View
 from flatout.data.source.dataset import Split
 from flatout.data.source.identity import CAN_DIGEST, digest_of, to_digest, were_digested, were_left_alone
@@ -331,6 +332,10 @@ def _finished(
         started = time.perf_counter()
         for slot in good:
             recolour(images[slot], drawn, slot, _fill(recipe.view))
+        stages.augment += time.perf_counter() - started
+    if recipe.view.transform:
+        started = time.perf_counter()
+        apply_transform(recipe.view.transform, images, good, ids, recipe.seed, epoch)
         stages.augment += time.perf_counter() - started
     if failures:
         for new, old in enumerate(good):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.data.pixels.decode import PILLOW_13, RESIZES_BY_TORCH
 from flatout.errors import ConfigError
+from flatout.plugins import source_digest
 
 if TYPE_CHECKING:  # pydantic costs a worker half of its start, and it only needs what was resolved
     from flatout.config.schema import ViewConfig
@@ -37,6 +38,7 @@ class View:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     decode: str = "exact"  # exact | scaled
+    transform: str = ""  # of the user's own, by its name
 
     def __post_init__(self) -> None:
         if self.decode == "scaled" and self.crop == "raw":
@@ -52,8 +54,13 @@ class View:
     @property
     def random(self) -> bool:
         """Whether the pixels depend on seed and epoch."""
-        return self.crop in ("random-resized", "pad") or self != replace(
-            self, flip=0.0, colour_jitter=(0.0, 0.0, 0.0), trivial_augment=False, erase=0.0, mixup=0.0, cutmix=0.0
+        return (
+            self.crop in ("random-resized", "pad")
+            or bool(self.transform)
+            or self
+            != replace(
+                self, flip=0.0, colour_jitter=(0.0, 0.0, 0.0), trivial_augment=False, erase=0.0, mixup=0.0, cutmix=0.0
+            )
         )
 
     @property
@@ -66,6 +73,10 @@ class View:
         values = {key: value for key, value in asdict(self).items() if key not in ("name", "mean", "std")}
         if self.decode == "exact":
             del values["decode"]  # as before there was a choice
+        if self.transform:
+            values["transform"] = source_digest("transforms", self.transform, f"views.{self.name}.transform")
+        else:
+            del values["transform"]
         resize = [13 if PILLOW_13 else 12, *(["torch"] if self.resizes_by_torch else [])]
         return hashlib.sha256(json.dumps([VERSION, *resize, values], sort_keys=True).encode()).hexdigest()[:16]
 

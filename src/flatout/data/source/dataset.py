@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flatout.data.source.array_file import Arrays, pack_names, unpack_names
 from flatout.data.source.identity import Origins, Words, are_known, as_words
-from flatout.data.source.layouts import ANNOTATIONS, Layout, canonical, find_layout, holds_images
+from flatout.data.source.layouts import ANNOTATIONS, Layout, canonical, find_layout, holds_images, users_layout
 from flatout.data.source.pack import open_split, read_manifest
 from flatout.data.source.readers import ObjectReader, Reader, Source, look_at_files, read_source, store_counters
 from flatout.data.source.saved_index import LEAST_FILES, load_index, save_index
@@ -176,13 +176,15 @@ def open_dataset(config: "DataConfig") -> Dataset:
         raise DataError("data.path is not set; give a folder, a .tar or a URL, for example --set data.path=data/shapes")
     store = open_checked(config.path)
     manifest = read_manifest(store)
-    dataset = _from_files(store, config.path) if manifest is None else _from_pack(store, manifest, config.path)
+    dataset = (
+        _from_files(store, config.path, config.layout) if manifest is None else _from_pack(store, manifest, config.path)
+    )
     dataset = _limited(dataset, config)
     return dataset if dataset.val is not None else _held_out(dataset, config.holdout)
 
 
-def _from_files(store: Store, path: str) -> Dataset:
-    root = _indexed_root(store)
+def _from_files(store: Store, path: str, finder: str) -> Dataset:
+    root = _indexed_root(store) if finder == "auto" else None  # the index of a folder is of its own layout
     saved = load_index(root) if root is not None else None
     if saved is not None and isinstance(store, FolderStore):
         with suppress(ObjectMissing):  # a file that is gone, under a folder that kept its time: listed again
@@ -190,8 +192,15 @@ def _from_files(store: Store, path: str) -> Dataset:
     listed_ns = time.time_ns()
     entries = {entry.name: entry for entry in store.entries()}
     lengths = {name: entry.bytes for name, entry in entries.items()}
-    layout = find_layout(lengths, lambda name: _read_text(store, name), path)
-    _refuse_empty_classes(store, layout, path)
+
+    def read_text(name: str) -> str:
+        return _read_text(store, name)
+
+    if finder == "auto":
+        layout = find_layout(lengths, read_text, path)
+        _refuse_empty_classes(store, layout, path)
+    else:
+        layout = users_layout(finder, lengths, read_text, path)
     classes = sorted(layout.splits["train"], key=canonical)
     train = _split(store, layout, "train", classes, entries)
     val = _split(store, layout, "val", classes, entries) if "val" in layout.splits else None

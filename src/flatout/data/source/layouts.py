@@ -7,9 +7,11 @@ Understood: `train/<class>/...` with `val/<class>/...` (one folder per class), t
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, cast
 
+from flatout import plugins
 from flatout.errors import DataError
 
 ANNOTATIONS = "val_annotations.txt"
@@ -33,6 +35,28 @@ class Layout:
     train_prefix: str = ""  # train/ where there are splits
     splits: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     without_images: tuple[str, ...] = ()  # folders beside the classes, such as the runs/ of who trains in here
+
+
+class LayoutFinder(Protocol):
+    """A layout of the user's own: `data.layout: ./file.py:find`, or an entry point of flatout.datasets."""
+
+    def __call__(self, names: Iterable[str], read_text: Callable[[str], str], where: str) -> Layout:
+        """`names` of all objects, relative to the store at `where`; `read_text` gives the contents of one."""
+        ...
+
+
+def users_layout(finder: str, names: Collection[str], read_text: Callable[[str], str], where: str) -> Layout:
+    """What the user's function says, if it names classes of samples that are there."""
+    find = cast(LayoutFinder, plugins.load("datasets", finder, "data.layout"))
+    with plugins.blamed(f"data.layout is {finder!r}"):
+        layout = find(names, read_text, where)
+    if not isinstance(layout, Layout) or not layout.splits.get("train"):
+        raise DataError(f"data.layout {finder!r} gave no classes of a split 'train' for {where}; return a Layout")
+    for classes in layout.splits.values():
+        absent = next((name for each in classes.values() for name in each if layout.root + name not in names), None)
+        if absent is not None:
+            raise DataError(f"data.layout {finder!r} names {layout.root + absent!r}, which is not in {where}")
+    return layout
 
 
 def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: str) -> Layout:

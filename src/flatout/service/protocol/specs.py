@@ -64,7 +64,7 @@ def describe(recipe: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
     data = {
         "path": config.path if "://" in config.path else os.path.abspath(config.path),
         "classes": config.classes, "samples_per_class": config.samples_per_class, "holdout": config.holdout,
-        "cache": config.cache, "stage": config.stage,
+        "cache": config.cache, "stage": config.stage, "layout": config.layout,
     }  # fmt: skip
     values = {
         "data": data,

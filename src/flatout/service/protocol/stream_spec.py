@@ -29,6 +29,8 @@ class DataSpec(BaseModel):
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     cache: Literal["off", "memory", "disk", "auto"] = "off"
     stage: Literal["off", "auto"] = "off"
+    layout: Literal["auto"] = "auto"
+    """A service runs no code that a message names."""
 
 
 class ViewSpec(BaseModel):
@@ -52,6 +54,8 @@ class ViewSpec(BaseModel):
     mean: tuple[Share, Share, Share] = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     decode: Literal["exact", "scaled"] = "exact"
+    transform: Literal[""] = ""
+    """As DataSpec.layout."""
 
 
 class StreamSpec(BaseModel):

@@ -2,12 +2,13 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
+from flatout import plugins
 from flatout.errors import ConfigError
 from flatout.tasks.classification.resnet import DEPTHS, Stem, resnet
 
@@ -16,18 +17,25 @@ _AUXILIARY_HEADS = {"googlenet", "inception_v3"}  # in training they would retur
 
 
 def build_model(
-    name: str, classes: int, stem: str = "standard", width: float = 1.0, checkpointing: bool = False
+    name: str,
+    classes: int,
+    stem: str = "standard",
+    width: float = 1.0,
+    checkpointing: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A randomly initialised classifier: `resnet18`, `timm:NAME` or `torchvision:NAME`.
+    """A randomly initialised classifier: `resnet18`, `timm:NAME`, `torchvision:NAME`, or a model of the user's own.
 
     `stem` and `width` belong to our own models. Checkpointing of a timm model is timm's own: it keeps gradients exact,
     but a batch norm inside updates its running statistics twice per step.
     """
     _check_numbers(classes, stem, width)
     source, colon, external_name = name.partition(":")
-    if not colon:
+    meant = source not in _SOURCES and "." not in source and _suggestion(source, _SOURCES)
+    users = source not in _SOURCES and not meant and name not in DEPTHS and plugins.is_user_code("models", name)
+    if not colon and not users:
         return _build_own(name, classes, cast(Stem, stem), width, checkpointing)
-    if source not in _SOURCES:
+    if source not in _SOURCES and not users:
         raise ConfigError(
             f"model.name is {name!r} but models come from 'timm:' or 'torchvision:'{_suggestion(source, _SOURCES)}"
         )
@@ -36,6 +44,8 @@ def build_model(
             f"model.stem={stem} and model.width={width:g} do not apply to {name!r}; "
             f"leave them at standard and 1, or use one of {', '.join(DEPTHS)}"
         )
+    if users:
+        return _build_users(name, classes, checkpointing, options or {})
     build = _build_timm if source == "timm" else _build_torchvision
     return build(external_name, classes, checkpointing)
 
@@ -53,7 +63,8 @@ def _build_own(name: str, classes: int, stem: Stem, width: float, checkpointing:
     if name not in DEPTHS:
         raise ConfigError(
             f"no model is called {name!r}{_suggestion(name, DEPTHS)}; "
-            f"models are {', '.join(DEPTHS)}, timm:NAME and torchvision:NAME"
+            f"models are {', '.join(DEPTHS)}, timm:NAME and torchvision:NAME, "
+            "or your own as module:Name or ./file.py:Name"
         )
     model = resnet(name, classes, stem, width)
     model.checkpointing = checkpointing
@@ -70,6 +81,29 @@ def _build_timm(name: str, classes: int, checkpointing: bool) -> nn.Module:
             cast(Any, model).set_grad_checkpointing(True)
         except (AttributeError, AssertionError) as error:  # timm's models without support assert
             raise _no_checkpointing(f"timm:{name}") from error
+    return model
+
+
+class ModelFactory(Protocol):
+    """A class or function of the user's that makes a classifier; `options` are those of the recipe's model.options.
+
+    The module takes normalised float images [batch, 3, height, width] and returns logits [batch, classes]. To be
+    trained with train.checkpointing it needs timm's method set_grad_checkpointing(enable).
+    """
+
+    def __call__(self, *, classes: int, **options: Any) -> nn.Module: ...
+
+
+def _build_users(name: str, classes: int, checkpointing: bool, options: Mapping[str, Any]) -> nn.Module:
+    factory = cast(ModelFactory, plugins.load("models", name, "model.name"))
+    with plugins.blamed(f"model.name is {name!r}"):
+        model = factory(classes=classes, **options)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model.name is {name!r}, which returned a {type(model).__name__}; it must return a module")
+    if checkpointing:
+        if not hasattr(model, "set_grad_checkpointing"):
+            raise _no_checkpointing(name)
+        cast(Any, model).set_grad_checkpointing(True)
     return model
 
 

@@ -12,6 +12,7 @@ from flatout.data.batch import Batch
 from flatout.data.pixels.normalize import normalize
 from flatout.data.pixels.views import View
 from flatout.tasks.classification.models import build_model
+from flatout.tasks.classification.resnet import DEPTHS
 from flatout.tasks.protocol import Sums
 
 
@@ -39,9 +40,9 @@ class Classification:
         self._eval_view = eval_view
 
     def build_model(self) -> nn.Module:
-        config = self._config
-        stem = "standard" if ":" in config.model.name else config.model.stem  # others' models have their own
-        return build_model(config.model.name, self._classes, stem, config.model.width, config.train.checkpointing)
+        model, checkpointing = self._config.model, self._config.train.checkpointing
+        stem = model.stem if model.name in DEPTHS else "standard"  # others' models have their own
+        return build_model(model.name, self._classes, stem, model.width, checkpointing, model.options)
 
     def to_device(self, batch: Batch, device: torch.device) -> Inputs:
         def move(tensor: Tensor) -> Tensor:
