@@ -18,7 +18,7 @@ from flatout.data.draws import Draws, Mix, draw, draw_mix, fast_uniforms
 from flatout.data.identity import CAN_DIGEST, digest_of, to_digest, were_digested, were_left_alone
 from flatout.data.pixels import decode_scaled, place, place_raw, place_shrunk, recolour
 from flatout.data.readers import Base, Extents, Source, read_source
-from flatout.data.sample_cache import SampleCache
+from flatout.data.sample_cache import SampleCache, kept_pixels
 from flatout.data.views import View
 from flatout.errors import ObjectMissing, StorageError
 from flatout.sampling import batch_count, batch_ids, epoch_order, rank_slice
@@ -302,7 +302,7 @@ def _load_one(
     if recipe.view.decode == "scaled":
         pixels = decode_scaled(data, geometry, side)
     elif fetched.shapes is not None and fetched.shapes[slot][0]:
-        pixels = np.frombuffer(data, np.uint8).reshape(*fetched.shapes[slot], 3)
+        pixels = kept_pixels(data, *fetched.shapes[slot].tolist())
     elif fetched.cache is None and recipe.view.crop != "raw" and not is_jpeg(data):
         pixels = decode_shrunk(data, None)
     else:
