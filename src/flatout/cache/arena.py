@@ -19,13 +19,16 @@ from flatout.errors import NoSpace
 from flatout.units import format_bytes
 
 _ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])  # end 0: not there, below: being written
+_LAYOUT = "RGB, or planes where the width is below 0"  # of another one nothing is used again
 
 
 Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], "PixelFile | None"]
 
 
 class Arena:
-    """Rows of RGB pixels. Safe to use from several threads; a second process gets NoSpace for the same file.
+    """Pictures as rows of RGB, or, where their width is below 0, as the planes of 4:2:0 JPEGs (native/planes.c): luma,
+    then two of half as many columns and rows, each in whole blocks of 8. Safe to use from several threads; a second
+    process gets NoSpace for the same file.
 
     Compiled code that fills it takes room by itself, from `shared`; then nobody may call put() at the same time.
     """
@@ -64,11 +67,12 @@ class Arena:
         return self._pixels
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-        """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here."""
+        """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here. A
+        width below 0 says that they are planes."""
         found = self._words.take(rows, axis=0)
         ends = np.maximum(found[:, 0], 0)
         shapes = np.where(ends[:, None] > 0, found.view(np.int32)[:, 2:], 0)
-        lengths = 3 * shapes[:, 0].astype(np.int64) * shapes[:, 1]
+        lengths = kept_bytes(shapes[:, 0].astype(np.int64), shapes[:, 1].astype(np.int64))
         return ends - lengths, lengths, shapes
 
     def put(self, row: int, pixels: NDArray[np.uint8]) -> bool:
@@ -94,6 +98,18 @@ class Arena:
         if self._file_lock is not None:
             os.close(self._file_lock)
             self._file_lock = None
+
+
+def kept_bytes(heights: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of pictures as an arena has them; as native/planes.c."""
+    if not (widths < 0).any():
+        return 3 * heights * widths
+    halves = _whole_blocks((heights + 1) // 2) * _whole_blocks((1 - widths) // 2)
+    return np.where(widths < 0, _whole_blocks(heights) * _whole_blocks(-widths) + 2 * halves, 3 * heights * widths)
+
+
+def _whole_blocks(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (samples + 7) // 8 * 8
 
 
 class PixelFile:
@@ -151,12 +167,12 @@ def _drop_unless_usable(folder: Path, index_bytes: int, pixel_bytes: int) -> Non
     boot, marker, index, pixels = _boot_id(), folder / "boot", folder / "index", folder / "pixels"
     try:
         usable = index.stat().st_size == index_bytes and pixels.stat().st_size >= pixel_bytes
-        usable = usable and marker.read_text(encoding="ascii", errors="replace") == boot
+        usable = usable and marker.read_text(encoding="ascii", errors="replace") == f"{boot} {_LAYOUT}"
     except FileNotFoundError:
         usable = False
     if not usable:
         _remove(folder)
-        marker.write_text(boot, encoding="ascii")
+        marker.write_text(f"{boot} {_LAYOUT}", encoding="ascii")
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_datasets import TORN, jpeg, opened, sample_files, split_of, write_files
+from small_datasets import TORN, encoded, jpeg, opened, pixels, sample_files, split_of, write_files
 
 from flatout.config.schema import DataConfig
 from flatout.data.loading import loader as loader_module
@@ -16,7 +16,7 @@ from flatout.data.loading.fill_costs import Probed, SampleCosts
 from flatout.data.loading.loader import open_loader
 from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.tiers import Chosen, choose_cache
-from flatout.data.pixels.decode import Undecodable, decode_pixels
+from flatout.data.pixels.decode import Undecodable, decode_pixels, native
 from flatout.data.pixels.views import SHIPPED
 from flatout.data.source.dataset import Split
 from flatout.data.source.pack_writer import PackOptions, write_pack
@@ -34,7 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def split(tmp_path: Path) -> Split:
-    files = {f"train/{'ab'[n % 2]}/{n:02d}.jpg": jpeg(n, 24, 24) for n in range(20)}
+    plain = {n: encoded(pixels(n, 24, 24), quality=90, subsampling="4:4:4") for n in range(20)}  # kept as RGB
+    files = {f"train/{'ab'[n % 2]}/{n:02d}.jpg": data for n, data in plain.items()}
     return opened(write_files(tmp_path / "data", files | {f"val/{name}/0.jpg": jpeg(1) for name in "ab"})).train
 
 
@@ -108,6 +109,20 @@ def test_images_of_several_sizes_get_a_margin(tmp_path: Path, monkeypatch: pytes
         except Undecodable:
             continue
     assert stored < chosen.store.arena.capacity_bytes < 1.3 * stored
+
+
+@pytest.mark.skipif(native is None, reason="only compiled code keeps planes")
+def test_pictures_with_halved_chroma_get_half_of_the_room(tmp_path: Path) -> None:
+    files = {f"train/{'ab'[n % 2]}/{n:02d}.jpg": jpeg(n, 48, 64) for n in range(20)}
+    files |= {f"val/{name}/0.jpg": jpeg(1) for name in "ab"}
+    halved = opened(write_files(tmp_path / "halved", files)).train
+    chosen = choose_cache("memory", recipe(halved), "thread")
+    assert chosen.store is not None
+    assert chosen.store.arena.capacity_bytes == 20 * 48 * 64 * 3 // 2
+    images = np.empty(recipe(halved).shape(0), np.uint8)
+    for index in range(5):
+        prepare(recipe(halved), 0, index, images, chosen.store)
+    assert chosen.store.arena.used_bytes == chosen.store.arena.capacity_bytes
 
 
 def test_what_no_longer_fits_is_read_again_and_counted(split: Split) -> None:

@@ -80,9 +80,11 @@ def probe_samples(recipe: BatchPlan, with_costs: bool) -> Probed:
 
 
 def _decoded_bytes(blob: bytes | memoryview) -> int:
-    """By its header alone, unless that promises more than so many bytes can hold."""
+    """As they would be kept, by its header alone, unless that promises more than so many bytes can hold."""
     width, height, _ = (native.jpeg_size(blob) if native is not None else None) or (0, 0, 0)
-    return 3 * width * height if 0 < width * height <= 512 * len(blob) else decode_pixels(blob).nbytes
+    if native is None or not 0 < width * height <= 512 * len(blob):
+        return decode_pixels(blob).nbytes
+    return int(native.kept_bytes(blob))
 
 
 def _measure(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batch import Digested, Failure, LoadStats, Prepared, Work
-from flatout.data.loading.sample_cache import SampleCache
+from flatout.data.loading.sample_cache import SampleCache, kept_pixels
 from flatout.data.pixels.decode import Shrunk, Undecodable, decode_pixels, decode_shrunk, is_jpeg, native
 from flatout.data.pixels.draws import Draws, Mix, draw, draw_mix, fast_uniforms
 from flatout.data.pixels.reference import decode_scaled, place, place_raw, place_shrunk, recolour
@@ -303,7 +303,7 @@ def _load_one(
     if recipe.view.decode == "scaled":
         pixels = decode_scaled(data, geometry, side)
     elif fetched.shapes is not None and fetched.shapes[slot][0]:
-        pixels = np.frombuffer(data, np.uint8).reshape(*fetched.shapes[slot], 3)
+        pixels = kept_pixels(data, *fetched.shapes[slot].tolist())
     elif fetched.cache is None and recipe.view.crop != "raw" and not is_jpeg(data):
         pixels = decode_shrunk(data, None)
     else:

@@ -56,3 +56,45 @@ def _merged(
         return Extents([*kept.bases, *others.bases], which, offsets, lengths)
     rest = iter(others)
     return [next(rest) if absent else kept[slot] for slot, absent in enumerate(missing.tolist())]
+
+
+def kept_pixels(data: bytes | memoryview, height: int, width: int) -> NDArray[np.uint8]:
+    """RGB of a picture of the arena (or of a decoded pack), [height, width, 3], for those who do not ask compiled
+    code. A width below 0 says that it was kept as planes; the arithmetic is libjpeg's, as in native/planes.c."""
+    kept = np.frombuffer(data, np.uint8)
+    if width > 0:
+        return kept.reshape(height, width, 3)
+    width, half_height, half_width = -width, (height + 1) // 2, (1 - width) // 2
+    luma, *chroma = (kept[part] for part in _parts(height, width))
+    y = luma.reshape(-1, _blocks(width))[:height, :width].astype(np.int32)
+    cb, cr = (
+        _upsampled(plane.reshape(-1, _blocks(half_width))[:half_height, :half_width])[:height, :width] - 128
+        for plane in chroma
+    )
+    red = (91881 * cr + 32768) >> 16
+    green = (-22554 * cb - 46802 * cr + 32768) >> 16
+    blue = (116130 * cb + 32768) >> 16
+    return np.stack([y + red, y + green, y + blue], axis=2).clip(0, 255).astype(np.uint8)
+
+
+def _blocks(samples: int) -> int:
+    return (samples + 7) // 8 * 8
+
+
+def _parts(height: int, width: int) -> list[slice]:
+    """Of the luma and of both chroma planes."""
+    ends = np.cumsum(
+        [0, _blocks(height) * _blocks(width), *[_blocks((height + 1) // 2) * _blocks((width + 1) // 2)] * 2]
+    )
+    return [slice(first, end) for first, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+
+
+def _upsampled(chroma: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Twice as many rows and columns: 3/4 of the nearer and 1/4 of the further, edges repeated."""
+    padded = np.pad(chroma.astype(np.int32), 1, mode="edge")
+    rows = np.empty((2 * chroma.shape[0], padded.shape[1]), np.int32)
+    rows[::2], rows[1::2] = 3 * padded[1:-1] + padded[:-2], 3 * padded[1:-1] + padded[2:]
+    out = np.empty((rows.shape[0], 2 * chroma.shape[1]), np.int32)
+    out[:, ::2] = (3 * rows[:, 1:-1] + rows[:, :-2] + 8) >> 4
+    out[:, 1::2] = (3 * rows[:, 1:-1] + rows[:, 2:] + 7) >> 4
+    return out

@@ -335,6 +335,19 @@ static PyObject *py_jpeg_size(PyObject *module, PyObject *data) {
     return sound ? Py_BuildValue("iii", header.width, header.height, header.components) : Py_NewRef(Py_None);
 }
 
+/* What an arena keeps of these bytes: as planes where they are such a JPEG of ours, else as RGB. */
+static PyObject *py_kept_bytes(PyObject *module, PyObject *data) {
+    (void)module;
+    Py_buffer view = {0};
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) != 0) return NULL;
+    jpeg_header header;
+    bool ours = jpeg_is_ours(view.buf, (size_t)view.len, &header), sound = ours || jpeg_inspect(view.buf, (size_t)view.len, &header);
+    PyBuffer_Release(&view);
+    if (!sound) return Py_NewRef(Py_None);
+    int width = ours && header.planes_420 ? -header.width : header.width;
+    return PyLong_FromUnsignedLongLong(kept_bytes(header.height, width));
+}
+
 static PyObject *py_uniforms(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *ids_object, *out_object, *result = NULL;
@@ -397,6 +410,7 @@ static PyMethodDef methods[] = {
     {"normalize", (PyCFunction)(void (*)(void))py_normalize, METH_VARARGS | METH_KEYWORDS, NULL},
     {"uniforms", py_uniforms, METH_VARARGS, NULL},
     {"jpeg_size", py_jpeg_size, METH_O, NULL},
+    {"kept_bytes", py_kept_bytes, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -417,7 +431,7 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 6)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 7)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     if (PyModule_AddIntConstant(module, "CAN_DIGEST", can_digest)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));

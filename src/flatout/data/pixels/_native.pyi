@@ -39,7 +39,8 @@ def load_slice(
     per sample which of them (int32 [N]), offset and length (int64 [N]), cut off where the buffer ends. Among them may
     be folders, as an open folder and names that end in a zero byte: then the offset is that of a name, and the length
     what its file probably has.
-    raw_shapes: int32 [N, 2], height and width of decoded pixels; (0, 0) or no array at all for JPEGs.
+    raw_shapes: int32 [N, 2], height and width of decoded pixels; (0, 0) or no array at all for JPEGs. A width below 0
+    says that they are the planes of a 4:2:0 picture, as an arena keeps them (flatout.cache.arena).
     geometry: float64 [N, 27]: kind, fraction, u, v, dx, dy, 10 widths, 10 heights, flip.
     fill: the value of pixels shifted in from outside.
     out: uint8 [N, 3, size, size].
@@ -62,3 +63,6 @@ def uniforms(seed: int, epoch: int, ids: Buffer, stream: int, out: Buffer) -> No
 
 def jpeg_size(data: Buffer) -> tuple[int, int, int] | None:
     """Width, height and components of an 8-bit baseline or progressive JPEG, from its header alone."""
+
+def kept_bytes(data: Buffer) -> int | None:
+    """What load_slice() keeps of a JPEG, or Pillow where it is not for this path; None where it is no sound JPEG."""

@@ -29,7 +29,7 @@ def _find_native() -> ModuleType | None:
         from flatout.data.pixels import _native
     except ImportError:
         return None
-    return _native if _native.ABI == 6 else None
+    return _native if _native.ABI == 7 else None
 
 
 native = _find_native()

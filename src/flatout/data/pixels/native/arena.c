@@ -14,8 +14,6 @@
 #define MOST_HUGE_PAGE_SECONDS 400e-6 /* 512 small ones took 560 to 700 us where it was measured */
 #define SMALL_STRETCHES 255
 
-static int64_t picture_bytes(int height, int width) { return 3 * (int64_t)height * width; }
-
 static uintptr_t round_up(const uint8_t *at, uintptr_t step) { return ((uintptr_t)at + step - 1) & ~(step - 1); }
 
 static double cpu_seconds(void) {
@@ -57,8 +55,8 @@ static void ask_for_pages(const arena *a, const uint8_t *from, const uint8_t *to
 }
 
 uint8_t *arena_claim(const arena *a, int64_t row, int height, int width) {
-    int64_t not_there = 0, bytes = picture_bytes(height, width), used = __atomic_load_n(a->used, __ATOMIC_RELAXED);
-    if (row < 0 || row >= a->rows || height <= 0 || width <= 0) return NULL;
+    if (row < 0 || row >= a->rows || height <= 0 || width == 0) return NULL;
+    int64_t not_there = 0, bytes = (int64_t)kept_bytes(height, width), used = __atomic_load_n(a->used, __ATOMIC_RELAXED);
     int64_t *end = &a->index[row].end;
     if (!__atomic_compare_exchange_n(end, &not_there, CLAIMED, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return NULL;
     do {
@@ -83,7 +81,7 @@ static bool write_all(int fd, const uint8_t *pixels, int64_t bytes, int64_t offs
 }
 
 bool arena_keep(const arena *a, int64_t row, uint8_t *room, const uint8_t *pixels, int height, int width) {
-    int64_t bytes = picture_bytes(height, width), start = room - a->pixels;
+    int64_t bytes = (int64_t)kept_bytes(height, width), start = room - a->pixels;
     if (a->fd >= 0 && !write_all(a->fd, pixels, bytes, start)) {
         arena_give_back(a, row, room, height, width);
         return false;
@@ -97,7 +95,7 @@ bool arena_keep(const arena *a, int64_t row, uint8_t *room, const uint8_t *pixel
 
 /* The room is lost if another picture was given the room after it. */
 void arena_give_back(const arena *a, int64_t row, const uint8_t *room, int height, int width) {
-    int64_t start = room - a->pixels, used = start + picture_bytes(height, width);
+    int64_t start = room - a->pixels, used = start + (int64_t)kept_bytes(height, width);
     __atomic_compare_exchange_n(a->used, &used, start, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     __atomic_store_n(&a->index[row].end, 0, __ATOMIC_RELEASE);
 }

@@ -20,9 +20,15 @@ static inline void fill_margin(uint8_t *row, int size, int count, bool at_left, 
         memset(at_left ? row : row + count, fill, (size_t)margin);
 }
 
-void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) {
+typedef struct {
+    uint8_t *planes[3]; /* where the pixels of a row land */
+    int first, count;   /* and which of them */
+} landing;
+
+/* Also fills the margins. No pixels: count is 0. */
+static landing land(const canvas *c, int y) {
     int row = y - c->dy, size = c->size;
-    if (row < 0 || row >= size) return;
+    if (row < 0 || row >= size) return (landing){.count = 0};
     int first = c->dx > 0 ? c->dx : 0, end = c->dx < 0 ? size + c->dx : size; /* columns that stay in the picture */
     int count = end > first ? end - first : 0;
     int left = c->flip ? size - (end - c->dx) : first - c->dx;
@@ -31,6 +37,16 @@ void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) 
     uint8_t *to = c->planes + (size_t)row * (size_t)size;
     if (count < size)
         for (size_t p = 0; p < 3; p++) fill_margin(to + p * plane_bytes, size, count, left > 0, c->fill);
-    uint8_t *planes[3] = {to + left, to + left + plane_bytes, to + left + 2 * plane_bytes};
-    split_pixels(pixels + (size_t)first * (size_t)pixel_bytes, pixel_bytes, c->flip, planes, count);
+    return (landing){{to + left, to + left + plane_bytes, to + left + 2 * plane_bytes}, first, count};
+}
+
+void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes) {
+    landing l = land(c, y);
+    if (l.count) split_pixels(pixels + (size_t)l.first * (size_t)pixel_bytes, pixel_bytes, c->flip, l.planes, l.count);
+}
+
+void canvas_planes(const canvas *c, int y, const uint8_t *const planes[3]) {
+    landing l = land(c, y);
+    const uint8_t *from[3] = {planes[0] + l.first, planes[1] + l.first, planes[2] + l.first};
+    if (l.count) copy_planes(from, l.planes, l.count, c->flip);
 }

@@ -89,7 +89,7 @@ void decoder_free(decoder *d) {
     free(d);
 }
 
-static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink) {
+static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, int shrink, bool raw) {
     j_decompress_ptr cinfo = &d->cinfo;
     d->source.next_input_byte = data;
     d->source.bytes_in_buffer = size;
@@ -102,6 +102,7 @@ static bool begin(decoder *d, const uint8_t *data, size_t size, const jpeg_heade
     cinfo->out_color_space = JCS_RGB;
     cinfo->dct_method = JDCT_ISLOW;
     cinfo->do_fancy_upsampling = TRUE;
+    cinfo->raw_data_out = raw;
     cinfo->scale_num = 1;
     cinfo->scale_denom = (unsigned)shrink;
     jpeg_start_decompress(cinfo);
@@ -172,7 +173,7 @@ static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const j
                            box wanted, bool to_the_end, resizer *r, slice_times *times) {
     j_decompress_ptr cinfo = &d->cinfo;
     if (setjmp(d->bail_out)) return false;
-    if (!begin(d, data, size, header, shrink) || !coefficients_complete(cinfo)) return false;
+    if (!begin(d, data, size, header, shrink, false) || !coefficients_complete(cinfo)) return false;
     int first = jpeg_has_multiple_scans(cinfo) ? 0 : crop_columns(d, wanted, shrink);
     size_t stride = (3 * (size_t)cinfo->output_width + ROW_PADDING + 63) / 64 * 64;
     if (!buffer_reserve(&d->rows, CHUNK_ROWS * stride + 1)) return false;
@@ -186,7 +187,7 @@ static bool decode_guarded(decoder *d, const uint8_t *data, size_t size, const j
 static bool whole_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to) {
     JSAMPROW rows[CHUNK_ROWS];
     if (setjmp(d->bail_out)) return false;
-    if (!begin(d, data, size, header, 1) || !coefficients_complete(&d->cinfo)) return false;
+    if (!begin(d, data, size, header, 1, false) || !coefficients_complete(&d->cinfo)) return false;
     size_t stride = 3 * (size_t)header->width;
     for (int done = 0; done < header->height; done += CHUNK_ROWS) {
         int count = header->height - done < CHUNK_ROWS ? header->height - done : CHUNK_ROWS;
@@ -194,6 +195,55 @@ static bool whole_guarded(decoder *d, const uint8_t *data, size_t size, const jp
         read_rows(d, rows, (unsigned)count);
     }
     return true;
+}
+
+/* The library must agree with header.c on what is in the planes, and with kept_bytes() on how much. */
+static bool has_planes(j_decompress_ptr cinfo, const planes *p) {
+    for (int c = 0; c < 3; c++) {
+        const jpeg_component_info *component = &cinfo->comp_info[c];
+        int samples = c ? 1 : 2, columns = c ? p->half_width : p->width, rows = c ? p->half_height : p->height;
+        if (component->h_samp_factor != samples || component->v_samp_factor != samples) return false;
+        if (component->width_in_blocks != ((unsigned)columns + DCTSIZE - 1) / DCTSIZE) return false;
+        if (component->height_in_blocks != ((unsigned)rows + DCTSIZE - 1) / DCTSIZE) return false;
+    }
+    return cinfo->jpeg_color_space == JCS_YCbCr;
+}
+
+/* Rows of an MCU that lie below the last block are nobody's. */
+static void point_at_rows(JSAMPROW *rows, int count, uint8_t *plane, size_t stride, unsigned first, unsigned end,
+                          uint8_t *nobodys) {
+    for (int i = 0; i < count; i++)
+        rows[i] = first + (unsigned)i < end ? plane + (first + (unsigned)i) * stride : nobodys;
+}
+
+static bool planes_guarded(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to) {
+    j_decompress_ptr cinfo = &d->cinfo;
+    planes p = planes_of(to, header->height, header->width);
+    JSAMPROW rows[3][2 * DCTSIZE];
+    JSAMPARRAY all[3] = {rows[0], rows[1], rows[2]};
+    if (setjmp(d->bail_out)) return false;
+    if (!begin(d, data, size, header, 1, true) || !coefficients_complete(cinfo) || !has_planes(cinfo, &p)) return false;
+    if (!buffer_reserve(&d->rows, p.stride)) return false;
+    uint8_t *chroma = to + (p.chroma[0] - p.luma);
+    size_t chroma_bytes = (size_t)(p.chroma[1] - p.chroma[0]);
+    while (cinfo->output_scanline < cinfo->output_height) {
+        unsigned y = cinfo->output_scanline;
+        point_at_rows(rows[0], 2 * DCTSIZE, to, p.stride, y, DCTSIZE * cinfo->comp_info[0].height_in_blocks, d->rows.bytes);
+        for (int c = 1; c < 3; c++)
+            point_at_rows(rows[c], DCTSIZE, chroma + (size_t)(c - 1) * chroma_bytes, p.half_stride, y / 2,
+                          DCTSIZE * cinfo->comp_info[c].height_in_blocks, d->rows.bytes);
+        if (jpeg_read_raw_data(cinfo, all, 2 * DCTSIZE) == 0) return false;
+    }
+    return true;
+}
+
+bool decode_planes(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,
+                   slice_times *times) {
+    double started = now_seconds();
+    bool done = planes_guarded(d, data, size, header, to);
+    jpeg_abort_decompress(&d->cinfo);
+    times->decode_seconds += now_seconds() - started;
+    return done;
 }
 
 bool decode_whole(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,

@@ -46,11 +46,14 @@ static bool read_frame(const uint8_t *body, size_t size, jpeg_header *header) {
     header->height = (int)big16(body + 1);
     header->width = (int)big16(body + 3);
     header->components = body[5];
+    static const uint8_t halved[9] = {1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0}; /* component, its samples, table */
+    header->planes_420 = header->components == 3 && size == 15 && header->width > 4; /* libjpeg repeats narrower chroma */
+    for (int i = 0; header->planes_420 && i < 9; i++) header->planes_420 = i % 3 == 2 || body[6 + i] == halved[i];
     return header->width > 0 && header->height > 0 && size == 6 + 3u * (unsigned)header->components;
 }
 
 typedef struct {
-    bool frame_seen, exif_seen, upright;
+    bool frame_seen, exif_seen, upright, rgb_or_odd;
     size_t scan_at; /* where the data of the first scan begins */
 } walk;
 
@@ -62,11 +65,18 @@ static bool read_segment(int marker, const uint8_t *body, size_t size, jpeg_head
     } else if (marker == 0xE1 && size >= 6 && memcmp(body, "Exif\0\0", 6) == 0) {
         w->upright = w->upright && !w->exif_seen && exif_is_upright(body + 6, size - 6); /* Pillow joins several */
         w->exif_seen = true;
+    } else if (marker == 0xEE && size >= 12 && memcmp(body, "Adobe", 5) == 0) {
+        w->rgb_or_odd |= body[11] != 1;
     } else if (marker == 0xE1) {
         w->upright = w->upright && xmp_is_upright(body, size);
     }
     /* tables, comments, application data; not other frames, hierarchical modes or arithmetic coding */
     return marker <= 0xC2 || marker == 0xC4 || marker == 0xDA || marker == 0xDB || marker == 0xDD || marker >= 0xE0;
+}
+
+/* Planes are of whole blocks: of a few pixels they are more. */
+static bool saves_room(const jpeg_header *header) {
+    return kept_bytes(header->height, -header->width) < kept_bytes(header->height, header->width);
 }
 
 /* Walks the segments up to the first scan; libjpeg skips garbage between them, we do not. */
@@ -85,6 +95,7 @@ static bool walk_header(const uint8_t *data, size_t size, jpeg_header *header, w
         if (!read_segment(marker, data + at + 4, length - 2, header, w)) return false;
         if (marker == 0xDA) {
             w->scan_at = at + 2 + length;
+            if (w->frame_seen) header->planes_420 = header->planes_420 && !w->rgb_or_odd && saves_room(header);
             return w->frame_seen;
         }
         at += 2 + length;

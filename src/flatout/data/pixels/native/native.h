@@ -7,6 +7,7 @@
  *   skim.c     which passes over large parts of a scan, several stretches at once
  *   resize.c   Pillow's bilinear resize, equal to the byte, fed one row at a time
  *   canvas.c   shift, flip and planes
+ *   planes.c   pictures kept as 4:2:0 planes, converted where a crop shows them
  *   arena.c    decoded pictures that are kept, filled by several threads
  *   identity.c digests of what is read, and of what the file system says of a file
  *   kernels.c  the inner loops
@@ -42,7 +43,7 @@ void buffer_free(buffer *b);
 
 typedef struct {
     int width, height, components;
-    bool progressive;
+    bool progressive, planes_420; /* YCbCr whose chroma has half the columns and half the rows */
 } jpeg_header;
 
 bool jpeg_inspect(const uint8_t *data, size_t size, jpeg_header *header); /* the header alone is sound */
@@ -60,6 +61,7 @@ typedef struct {
 } canvas;
 
 void canvas_row(const canvas *c, int y, const uint8_t *pixels, int pixel_bytes); /* RGB or RGBx pixels */
+void canvas_planes(const canvas *c, int y, const uint8_t *const planes[3]); /* the same, of a row of each */
 void canvas_clear(const canvas *c); /* before the first row: what no pixel will land on */
 void normalize_plane(const uint8_t *src, float *dst, size_t count, float scale, float bias);
 
@@ -87,6 +89,35 @@ bool resize_begin(resizer *r, int width, int height, const canvas *target);
 void resize_push(resizer *r, const uint8_t *rgb_row); /* calls canvas_row() for every row that became ready */
 void resize_free(resizer *r);
 
+/* Bytes of a kept picture: RGB, or, where the width is below 0, planes of 4:2:0 (-width columns) in whole blocks. */
+uint64_t kept_bytes(int height, int width);
+
+typedef struct {
+    const uint8_t *luma, *chroma[2];
+    size_t stride, half_stride;
+    int width, height, half_width, half_height;
+} planes;
+
+#define PLANE_ROWS 8 /* converted at once: enough for stores to be done before they are read, and few for the caches */
+typedef struct {
+    buffer sums, pixels;
+    size_t sums_count, plane_bytes, shift;
+    bool interleaved;
+} plane_rows;
+
+planes planes_of(const uint8_t *kept, int height, int width);
+bool planes_reserve(plane_rows *r, int width, bool interleaved); /* for boxes that are so wide */
+/* The pixels of a box of at most PLANE_ROWS rows; then each row as RGB that may be given to resize_push(), or, not
+ * interleaved, of each plane. */
+void planes_convert(const planes *p, plane_rows *r, box b);
+static inline const uint8_t *planes_rgb(const plane_rows *r, int row) {
+    return r->pixels.bytes + 3 * ((size_t)row * r->plane_bytes + r->shift);
+}
+static inline const uint8_t *planes_plane(const plane_rows *r, int row, int plane) {
+    return r->pixels.bytes + (3 * (size_t)row + (size_t)plane) * r->plane_bytes + r->shift;
+}
+void copy_planes(const uint8_t *const from[3], uint8_t *const to[3], int count, bool mirrored);
+
 typedef struct decoder decoder;
 
 typedef struct {
@@ -103,6 +134,9 @@ bool decode_box(decoder *d, const uint8_t *data, size_t size, const jpeg_header 
 /* The whole picture as rows of RGB, 3 * width * height bytes. */
 bool decode_whole(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,
                   slice_times *times);
+/* The same as planes, kept_bytes(height, -width) of them, of a header that has planes_420. */
+bool decode_planes(decoder *d, const uint8_t *data, size_t size, const jpeg_header *header, uint8_t *to,
+                   slice_times *times);
 double now_seconds(void);
 
 typedef enum { NOTHING, AT_PATH, IN_FILE, IN_MEMORY } source_kind; /* NOTHING: the sample and its status are left alone */
@@ -118,7 +152,7 @@ typedef struct {
 
 typedef struct {
     int64_t end; /* of the picture's pixels in the arena; 0: not there, below: being written */
-    int32_t height, width;
+    int32_t height, width; /* width below 0: as planes, see kept_bytes() */
 } arena_row;
 
 typedef struct {
@@ -140,7 +174,7 @@ bool arena_put(const arena *a, int64_t row, const uint8_t *pixels, int height, i
 typedef struct {
     size_t count;
     const source *sources;
-    const int32_t *raw_shapes; /* [count, 2] height, width of decoded pixels; (0, 0) or NULL: a JPEG */
+    const int32_t *raw_shapes; /* [count, 2] height, width of decoded pixels, as in an arena; (0, 0) or NULL: a JPEG */
     const double *geometry;    /* [count, GEOMETRY_COLUMNS] */
     int size;
     uint8_t fill;

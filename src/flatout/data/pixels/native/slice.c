@@ -99,6 +99,7 @@ typedef struct {
     slice_times *times;
     decoder *jpeg;
     resizer resize;
+    plane_rows planes;
     buffer file, last_row, picture;
 } worker;
 
@@ -155,45 +156,84 @@ static bool push_raw(worker *w, const uint8_t *pixels, size_t bytes, size_t widt
 }
 
 /* The next sample lies anywhere in memory: asked for now, line by line, it is there when its turn comes. */
+static void ask_for_next(const source *next, size_t *asked, size_t share) {
+    size_t last = next && next->kind == IN_MEMORY ? next->bytes : 0;
+    for (; *asked < share && *asked < last; *asked += CACHE_LINE) __builtin_prefetch(next->data + *asked);
+}
+
 static bool place_raw(const uint8_t *pixels, size_t width, box b, const canvas *c, const source *next) {
-    size_t row_bytes = 3 * width, asked = 0, last = next && next->kind == IN_MEMORY ? next->bytes : 0;
+    size_t row_bytes = 3 * width, asked = 0;
     for (int y = 0; y < b.h; y++) {
-        for (size_t share = (size_t)(y + 1) * row_bytes; asked < share && asked < last; asked += CACHE_LINE)
-            __builtin_prefetch(next->data + asked);
+        ask_for_next(next, &asked, (size_t)(y + 1) * row_bytes);
         canvas_row(c, y, pixels + (size_t)(b.y + y) * row_bytes + 3 * (size_t)b.x, 3);
+    }
+    return true;
+}
+
+static bool place_planes(worker *w, const planes *p, box b, const canvas *c, const source *next) {
+    size_t asked = 0;
+    if (!planes_reserve(&w->planes, b.w, false)) return false;
+    for (int y = 0; y < b.h; y += PLANE_ROWS) {
+        int count = least(PLANE_ROWS, b.h - y);
+        planes_convert(p, &w->planes, (box){b.x, b.y + y, b.w, count});
+        for (int i = 0; i < count; i++) {
+            const uint8_t *rows[3] = {planes_plane(&w->planes, i, 0), planes_plane(&w->planes, i, 1),
+                                      planes_plane(&w->planes, i, 2)};
+            ask_for_next(next, &asked, 2 * (size_t)(y + i + 1) * p->stride);
+            canvas_planes(c, y + i, rows);
+        }
+    }
+    return true;
+}
+
+static bool push_planes(worker *w, const planes *p, box b) {
+    if (!planes_reserve(&w->planes, b.w, true)) return false;
+    for (int y = 0; y < b.h; y += PLANE_ROWS) {
+        int count = least(PLANE_ROWS, b.h - y);
+        planes_convert(p, &w->planes, (box){b.x, b.y + y, b.w, count});
+        for (int i = 0; i < count; i++) resize_push(&w->resize, planes_rgb(&w->planes, i));
     }
     return true;
 }
 
 static bool load_raw(worker *w, const uint8_t *pixels, size_t bytes, const int32_t *shape, const double *row,
                      const canvas *c, const source *next) {
-    int height = shape[0], width = shape[1]; /* read once: only these are checked */
-    if (height <= 0 || width <= 0 || bytes / 3 / (size_t)height != (size_t)width ||
-        bytes != 3 * (size_t)height * (size_t)width)
+    int height = shape[0], kept_width = shape[1]; /* read once: only these are checked */
+    if (height <= 0 || kept_width == 0 || height > MAX_PIXELS || kept_width > MAX_PIXELS || kept_width < -MAX_PIXELS ||
+        bytes != kept_bytes(height, kept_width))
         return false;
     double started = now_seconds();
+    bool as_planes = kept_width < 0;
+    int width = as_planes ? -kept_width : kept_width;
     box b = choose_box(row, width, height);
-    bool done = b.w == c->size && b.h == c->size
-                    ? place_raw(pixels, (size_t)width, b, c, next)
-                    : resize_begin(&w->resize, b.w, b.h, c) && push_raw(w, pixels, bytes, (size_t)width, b);
+    planes p = as_planes ? planes_of(pixels, height, width) : (planes){0};
+    bool done;
+    if (b.w == c->size && b.h == c->size)
+        done = as_planes ? place_planes(w, &p, b, c, next) : place_raw(pixels, (size_t)width, b, c, next);
+    else
+        done = resize_begin(&w->resize, b.w, b.h, c) &&
+               (as_planes ? push_planes(w, &p, b) : push_raw(w, pixels, bytes, (size_t)width, b));
     w->times->augment_seconds += now_seconds() - started;
     return done;
+}
+
+static bool decode_kept(worker *w, const uint8_t *data, size_t bytes, const jpeg_header *header, uint8_t *to) {
+    return (header->planes_420 ? decode_planes : decode_whole)(w->jpeg, data, bytes, header, to, w->times);
 }
 
 /* The whole picture, kept from now on where nothing went wrong; NULL where there is none, which says nothing about its
  * parts. */
 static const uint8_t *keep_whole(worker *w, const uint8_t *data, size_t bytes, const jpeg_header *header,
-                                 int64_t arena_row) {
+                                 int64_t arena_row, const int32_t shape[2]) {
     const arena *a = w->s->keep;
-    int height = header->height, width = header->width;
-    uint8_t *room = arena_claim(a, arena_row, height, width), *to = room;
+    uint8_t *room = arena_claim(a, arena_row, shape[0], shape[1]), *to = room;
     if (!room) return NULL;
-    if (a->fd >= 0) to = buffer_reserve(&w->picture, 3 * (size_t)height * (size_t)width + 1) ? w->picture.bytes + 1 : NULL;
-    if (!to || !decode_whole(w->jpeg, data, bytes, header, to, w->times)) {
-        arena_give_back(a, arena_row, room, height, width);
+    if (a->fd >= 0) to = buffer_reserve(&w->picture, (size_t)kept_bytes(shape[0], shape[1]) + 1) ? w->picture.bytes + 1 : NULL;
+    if (!to || !decode_kept(w, data, bytes, header, to)) {
+        arena_give_back(a, arena_row, room, shape[0], shape[1]);
         return NULL;
     }
-    arena_keep(a, arena_row, room, to, height, width);
+    arena_keep(a, arena_row, room, to, shape[0], shape[1]);
     return to;
 }
 
@@ -201,11 +241,9 @@ static bool load_jpeg(worker *w, const uint8_t *data, size_t bytes, size_t index
     jpeg_header header;
     if (!jpeg_is_ours(data, bytes, &header)) return false;
     if (!w->jpeg && !(w->jpeg = decoder_new())) return false;
-    const uint8_t *kept = w->s->keep ? keep_whole(w, data, bytes, &header, w->s->keep_rows[index]) : NULL;
-    if (kept) {
-        int32_t shape[2] = {header.height, header.width};
-        return load_raw(w, kept, 3 * (size_t)header.height * (size_t)header.width, shape, row, c, NULL);
-    }
+    int32_t shape[2] = {header.height, header.planes_420 ? -header.width : header.width};
+    const uint8_t *kept = w->s->keep ? keep_whole(w, data, bytes, &header, w->s->keep_rows[index], shape) : NULL;
+    if (kept) return load_raw(w, kept, (size_t)kept_bytes(shape[0], shape[1]), shape, row, c, NULL);
     box b = choose_box(row, header.width, header.height);
     int shrink = w->s->scaled ? choose_shrink(b, c->size) : 1;
     b = shrink_box(b, shrink);
@@ -253,4 +291,6 @@ void load_slice(const slice *s, slice_times *times) {
     buffer_free(&w.file);
     buffer_free(&w.last_row);
     buffer_free(&w.picture);
+    buffer_free(&w.planes.sums);
+    buffer_free(&w.planes.pixels);
 }
