@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.commands.make_data import make_shapes_dataset
+from flatout.commands.train import train_run
 from flatout.machine.budgets import cache_folder
 from flatout.runs import Run
-from flatout.training.session import train_run
 
 CLASSES, SAMPLES_PER_CLASS, SIZE = 8, 150, 32
 RECIPE: dict[str, Any] = {

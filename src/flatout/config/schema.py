@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from flatout.config.tasks import DEFAULT_TASK, METRICS, TASKS, TaskSpec
 from flatout.errors import ConfigError
 from flatout.units import parse_bits_per_second, parse_bytes, parse_seconds
 
@@ -61,6 +62,11 @@ NotNegative = Annotated[float, Field(ge=0)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Auto = Literal["auto"]
 OffAuto = Annotated[Literal["off", "auto"], BeforeValidator(_word)]
+if TYPE_CHECKING:
+    TaskName = str
+    MetricName = str
+else:  # the names are those of config/tasks.py, which a type checker cannot read
+    TaskName, MetricName = Literal[tuple(TASKS)], Literal[tuple(METRICS)]
 
 
 MOST_WHOLE, MOST = 1e18, 1e30
@@ -277,7 +283,7 @@ class CheckpointConfig(Section):
     """Steps between two checkpoints, besides those at the end of epochs."""
     keep_top: int = Field(3, ge=0)
     """How many of the best checkpoints to keep, besides the newest two."""
-    metric: Literal["top1", "top5", "bleu", "val_loss", "train_loss"] = "top1"
+    metric: MetricName = TASKS[DEFAULT_TASK].metrics[0]
     """What best means."""
 
 
@@ -401,7 +407,7 @@ class MonitorConfig(Section):
 class Config(Section):
     name: str = "run"
     """Name of the run; its directory is runs/<name>."""
-    task: Literal["classification", "translation"] = "classification"
+    task: TaskName = DEFAULT_TASK
     """What is learned."""
     device: Literal["auto", "cpu", "cuda", "mps", "emulated"] = "auto"
     """Where to compute; auto takes cuda, then mps, then cpu."""
@@ -423,14 +429,18 @@ class Config(Section):
     """Where to send records besides the run directory; needs the extra `trackers`."""
 
     @property
+    def spec(self) -> TaskSpec:
+        """What is known of the task without its code."""
+        return TASKS[self.task]
+
+    @property
     def batch_key(self) -> str:
         """What sets the size of a batch: samples, or tokens of text."""
-        if self.task == "translation":
-            return "data.batch_tokens"
-        return "data.batch_size" if self.data.global_batch is None else "data.global_batch"
+        return next(key for key in self.spec.batch_keys if self._batch_value(key) is not None)
 
     @property
     def batch_setting(self) -> int:
-        if self.task == "translation":
-            return self.data.batch_tokens
-        return self.data.batch_size if self.data.global_batch is None else self.data.global_batch
+        return int(self._batch_value(self.batch_key))
+
+    def _batch_value(self, key: str) -> Any:
+        return getattr(self.data, key.removeprefix("data."))

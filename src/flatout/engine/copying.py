@@ -111,7 +111,7 @@ class Copies:
         self._stream.join(copy.event, copy.inputs)
         return copy.inputs
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Before another batch is taken: let go of those whose copy has ended, and of all but one in any case. A loader
         counts on no more (machine/budgets.py); the host hardly ever waits here: a copy never waits for computing."""
         while self._under_way and (len(self._under_way) > 1 or self._under_way[0][0].query()):
@@ -140,7 +140,7 @@ class Feed:
 
     def __next__(self) -> AnyBatch:
         if self._ahead is None:
-            self._copies.settle()
+            self._copies.release_finished()
             return next(self._batches)
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, Exception):

@@ -24,7 +24,7 @@ def signal_name(number: int) -> str:
     return _NAMES.get(signal.Signals(number), signal.Signals(number).name)
 
 
-class Signals:
+class StopSignals:
     """Ctrl-C, SIGTERM and SIGHUP ask for a checkpoint and an end; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Signals:
         self._raises = False
         self._previous: dict[int, object] = {}
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
@@ -69,7 +69,7 @@ def is_interruption(reason: str) -> bool:
 
 
 def stop_reason(
-    stop: StopConfig, signals: Signals, elapsed_seconds: Callable[[], float], spent_usd: Callable[[], float | None]
+    stop: StopConfig, signals: StopSignals, elapsed_seconds: Callable[[], float], spent_usd: Callable[[], float | None]
 ) -> str | None:
     """Why to stop now, or None."""
     if signals.received is not None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from flatout.config.loading import flat
 from flatout.config.schema import Config
-from flatout.engine.loop import EpochRecord, StepRecord
+from flatout.engine.progress import EpochRecord, StepRecord
 
 _STEP_SECONDS = 0.25  # a record costs up to 1.5 ms of the interpreter's time (wandb); steps.csv has every step
 _WAITING_RECORDS = 10_000
@@ -22,7 +22,7 @@ _FINISH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TrackedAttempt:
     """What a tracker is told of the run before its first record."""
 
     directory: Path
@@ -47,7 +47,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in the run directory; `tensorboard --logdir runs` shows all runs side by side."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TrackedAttempt) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         again = attempt.first_step if attempt.number > 1 else None  # hides the steps that are now done once more
@@ -65,14 +65,19 @@ class TensorBoard:
 class WeightsAndBiases:
     """Offline unless WANDB_MODE says otherwise; `wandb sync runs/<name>/wandb/offline-*` uploads."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TrackedAttempt) -> None:
         import wandb
 
         quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)  # system.csv has the machine
         self._run: Any = wandb.init(
-            project="flatout", name=attempt.title, group=attempt.config.name, dir=str(attempt.directory),
-            mode=os.environ.get("WANDB_MODE", "offline"), config=attempt.settings(), settings=quiet,
-        )  # fmt: skip
+            project="flatout",
+            name=attempt.title,
+            group=attempt.config.name,
+            dir=str(attempt.directory),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            config=attempt.settings(),
+            settings=quiet,
+        )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
@@ -85,7 +90,7 @@ class WeightsAndBiases:
 class MlFlow:
     """The file store `mlruns` beside the run directories, or MLFLOW_TRACKING_URI."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TrackedAttempt) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3.13 and later refuse it otherwise
         from mlflow import entities
         from mlflow.tracking import MlflowClient
@@ -113,9 +118,11 @@ class MlFlow:
         self._client.set_terminated(self._id, "FAILED" if summary["status"] == "failed" else "FINISHED")
 
 
-_KINDS: dict[str, Callable[[Attempt], Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MlFlow
-}  # fmt: skip
+_KINDS: dict[str, Callable[[TrackedAttempt], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MlFlow,
+}
 
 
 def numbers(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -169,7 +176,7 @@ class Trackers:
         self._step_sent = -_STEP_SECONDS
         self._thread: threading.Thread | None = None
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: TrackedAttempt) -> None:
         if self._names:
             self._thread = threading.Thread(target=self._run, args=(attempt,), name="trackers", daemon=True)
             self._thread.start()
@@ -199,7 +206,7 @@ class Trackers:
         except queue.Full:
             self._said.once("full", f"trackers: {_WAITING_RECORDS:,} records wait already; newer ones are not sent")
 
-    def _run(self, attempt: Attempt) -> None:
+    def _run(self, attempt: TrackedAttempt) -> None:
         trackers: dict[str, Tracker] = {}
         for name in self._names:
             self._guarded(name, trackers, lambda: trackers.update({name: _KINDS[name](attempt)}))  # noqa: B023

@@ -12,7 +12,7 @@ from flatout.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     rank: int
     world_size: int
     local_rank: int
@@ -42,7 +42,7 @@ class Place:
         return socket.gethostname()
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_place(environment: Mapping[str, str]) -> RankPlace | None:
     """None where nobody started this process as one of several."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
@@ -51,7 +51,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         raise ConfigError(f"RANK is set but {missing[0]} is not; start the ranks with torchrun, which sets all of them")
     try:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        return Place(
+        return RankPlace(
             rank,
             world,
             int(environment.get("LOCAL_RANK", 0 if world == 1 else rank)),
