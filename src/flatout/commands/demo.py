@@ -36,4 +36,5 @@ def run_demo(run: Path, quiet: bool) -> Run:
 
 
 def demo_data_folder() -> Path:
+    """Where the demo's dataset is kept between runs."""
     return cache_folder() / f"shapes-{CLASSES}x{SAMPLES_PER_CLASS}-{SIZE}"

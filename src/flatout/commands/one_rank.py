@@ -11,6 +11,7 @@ from flatout.machine.parents import exit_with_parent
 
 
 def main(folder: Path) -> NoReturn:
+    """Train as `folder` says (config.yaml, options.json) and exit; `launch_ranks` wrote it."""
     from flatout.commands.train import train_run  # seconds, in which the launcher may end
 
     options = json.loads((folder / "options.json").read_text(encoding="utf-8"))

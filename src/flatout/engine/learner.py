@@ -24,6 +24,8 @@ from flatout.tasks.protocol import Task
 
 @dataclass
 class Learner:
+    """All that training changes, of one rank."""
+
     model: nn.Module
     compute: nn.Module  # the model, or its compiled form
     wrapped: nn.Module  # what training calls: the same, or with an exchange of gradients in its backward

@@ -54,7 +54,7 @@ class Accounting:
         for split, failures in self._batches.quarantines():
             self._records.quarantine(split, failures)
 
-    def hear_of_others(self) -> None:
+    def collect_from_ranks(self) -> None:
         """What the other ranks' loaders did and found, at the end of an epoch. All ranks ask together."""
         if self._ranks.world_size == 1:
             return

@@ -1,4 +1,4 @@
-"""Start the ranks of one machine through torch's elastic launcher, and end with what they end with."""
+"""Start the ranks of one machine through torch's elastic launcher, and raise the error that they ended with."""
 
 import json
 import logging
@@ -108,7 +108,7 @@ def _stopped(number: signal.Signals, directory: RunDirectory) -> FlatoutError:
 
 
 def _stop_now(module: str, directory: RunDirectory) -> None:
-    """Ranks end without a checkpoint; whoever waits for them finds them dead."""
+    """Kill the ranks, without a checkpoint; the launcher notices that they are gone."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if module in child.cmdline():

@@ -127,6 +127,7 @@ def _lines(figures: LinkFigures, interface: str, prediction: StepPrediction | No
 
 
 def named_speed(bits_per_second: float) -> str:
+    """A measured rate in words, with the speed of the port it looks like."""
     cap = round_cap(bits_per_second)
     measured = format_bits_per_second(bits_per_second)
     return measured if cap is None else f"{measured}, which is a {format_bits_per_second(cap)} port"

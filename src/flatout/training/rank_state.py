@@ -9,7 +9,7 @@ from flatout.errors import CheckpointCorrupt, NoSpace
 
 
 def save_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> None:
-    """On every rank before rank 0 writes the checkpoint: whoever finds that one finds these too."""
+    """On every rank, before rank 0 writes the checkpoint: where that one exists, these exist too."""
     own = ranks.own_tensors(learner)
     if own is None:
         return

@@ -46,6 +46,7 @@ Records = RunRecords | OtherRankRecords
 
 
 def open_records(setup: Setup, directory: RunDirectory, ranks: Parallel, startup: StartupClock) -> Records:
+    """Reads what earlier attempts wrote; nothing is written yet."""
     if ranks.rank != 0:
         return OtherRankRecords(OwnGpu(setup.config, setup.device, ranks.rank))
     schedule = setup.schedule(ranks.world_size)

@@ -76,7 +76,7 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
 
 
 def _other_decoder(directory: RunDirectory, config: Config) -> list[str]:
-    """Batches to the bit need the same pixels."""
+    """A note where another decoder is in use than before: batches are bit-equal only with the same one."""
     before = read_json(directory.environment).get("decoder")
     if not config.spec.has_images or before in (None, decoder_name()):
         return []
@@ -84,7 +84,7 @@ def _other_decoder(directory: RunDirectory, config: Config) -> list[str]:
 
 
 def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:
-    """Checkpoints before there were ranks do not say it."""
+    """Of a checkpoint; one that was written before runs had ranks does not hold it."""
     if "global_batch" in state:
         return int(state["global_batch"])
     return None if previous is None else previous.batch_setting

@@ -127,4 +127,5 @@ class Saving:
 
 
 def weight_bytes(learner: Learner) -> int:
+    """Bytes of the model's state, without optimizer and averages."""
     return sum(value.nbytes for value in learner.model.state_dict().values())

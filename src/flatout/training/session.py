@@ -225,7 +225,7 @@ class Session:
             )
 
     def _end_epoch(self, job: Job, record: EpochRecord) -> None:
-        self._accounting.hear_of_others()
+        self._accounting.collect_from_ranks()
         self._saving.keep_home(job.progress.step)
         self._records.epoch(record)
         self._trackers.epoch(record)

@@ -21,7 +21,7 @@ from flatout.machine.available_memory import explain_memory
 from flatout.machine.budgets import usable_cores
 from flatout.runs import RunDirectory
 from flatout.tasks.protocol import Task
-from flatout.tasks.setup import AnyPlan, TaskSetup, open_task
+from flatout.tasks.setup import AnyPlan, TaskSetup, import_task
 from flatout.timeline.startup import StartupClock
 from flatout.training.monitoring import check_interface
 from flatout.training.resuming import Resumed, precision_so_far
@@ -77,8 +77,9 @@ def prepare_setup(
     config = with_precision(config, choose_precision(config, device))
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
+    open_own_task = import_task(config.task)  # before the clock of the listing runs
     with startup.part("listing"):
-        opened = open_task(config, run_folder, ranks.rank, ranks.world_size)
+        opened = open_own_task(config, run_folder, ranks.rank, ranks.world_size)
     total = config.train.epochs * opened.plan.batches_per_epoch
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
     return Setup(config, device, opened, total)

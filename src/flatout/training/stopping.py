@@ -21,6 +21,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def signal_name(number: int) -> str:
+    """As people call it: Ctrl-C for SIGINT."""
     return _NAMES.get(signal.Signals(number), signal.Signals(number).name)
 
 
@@ -29,7 +30,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self.last_words: Callable[[str], None] = lambda cause: None  # told why, before a second Ctrl-C ends it all
+        self.last_words: Callable[[str], None] = lambda cause: None  # called before a second Ctrl-C exits
         self._raises = False
         self._previous: dict[int, object] = {}
 
@@ -55,7 +56,7 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """While a run starts, nothing is worth a wait: a signal raises Interrupted wherever the main thread is."""
+        """While a run starts there is nothing to save: a signal raises Interrupted wherever the main thread is."""
         self._raises = bool(self._previous)
         try:
             yield

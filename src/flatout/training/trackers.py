@@ -39,6 +39,8 @@ class TrackedAttempt:
 
 
 class Tracker(Protocol):
+    """One service that takes scalars by step. Called from the trackers' thread only."""
+
     def log(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
@@ -137,6 +139,7 @@ def numbers(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def step_scalars(record: StepRecord) -> dict[str, float]:
+    """What a tracker gets of a step, by its name there."""
     scalars = {
         "train/learning_rate": record.learning_rate,
         "speed/samples_per_second": record.samples / record.step_seconds,

@@ -13,6 +13,8 @@ from flatout.errors import ConfigError
 
 @dataclass(frozen=True)
 class RankPlace:
+    """One rank among all, by the names of torchrun."""
+
     rank: int
     world_size: int
     local_rank: int

@@ -38,6 +38,8 @@ class OwnValues:
 
 
 class SingleProcess:
+    """`Parallel` of one process: every method returns at once."""
+
     rank = 0
     world_size = 1
     interface: str | None = None

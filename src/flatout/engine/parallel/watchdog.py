@@ -39,6 +39,8 @@ class Heard:
 
 
 class Watchdog:
+    """Publishes this rank's signs of life in the store and looks for those of the ranks it watches."""
+
     def __init__(
         self,
         store: Store,

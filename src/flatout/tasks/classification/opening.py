@@ -15,6 +15,7 @@ from flatout.tasks.setup import TaskSetup
 
 
 def open_task(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
+    """Refuses a dataset, metric or batch size with which no classifier can be trained."""
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
     samples, classes = len(dataset.train), len(dataset.classes)

@@ -30,6 +30,8 @@ TOP5_CLASSES = 6  # with fewer, one of five guesses is right whatever the model 
 
 
 class Classification:
+    """`Task` of images with one label each."""
+
     def __init__(self, config: Config, classes: int, view: View, eval_view: View) -> None:
         self._config = config
         self._classes = classes

@@ -28,6 +28,8 @@ class TextInputs:
 
 
 class Translation:
+    """`Task` of sentence pairs."""
+
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
         self._config = config
         self._vocabulary = vocabulary
