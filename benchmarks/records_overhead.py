@@ -24,7 +24,7 @@ from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.runs import RunDirectory
 from flatout.timeline import Recorder
 from flatout.training.recording import RunRecords
-from flatout.training.session import prepare_setup
+from flatout.training.setup import prepare_setup
 
 SAMPLES = 256
 

@@ -43,7 +43,7 @@ _FORKS.set_forkserver_preload(
     [
         "pytest",
         "training",
-        "flatout.training.session",
+        "flatout.commands.train",
         "flatout.commands.show",
         "flatout.commands.lr_find",
         "torch._dynamo",

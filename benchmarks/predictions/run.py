@@ -116,7 +116,7 @@ BASES = (
 def train(settings: dict[str, Any], run: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ["XDG_CACHE_HOME"] = f"{run}-cache"
-    from flatout.training.session import train_run
+    from flatout.commands.train import train_run
 
     train_run({"name": "pair"}, settings, run)
 
@@ -226,7 +226,7 @@ def main() -> None:
         "--again", action="store_true", help="measure the base anew for each pair: on a busy machine"
     )
     given = arguments.parse_args()
-    FORKS.set_forkserver_preload(["flatout.training.session", "torch._dynamo"])
+    FORKS.set_forkserver_preload(["flatout.commands.train", "torch._dynamo"])
     given.dir.mkdir(parents=True, exist_ok=True)
     make_datasets(given.dir)
     kept = given.dir / "pairs.json"

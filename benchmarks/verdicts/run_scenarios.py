@@ -65,8 +65,8 @@ def turn_labels(folder: Path) -> None:
 def train(scenario: Scenario, path: str, run: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ["XDG_CACHE_HOME"] = f"{run}-cache"
+    from flatout.commands.train import train_run
     from flatout.errors import FlatoutError
-    from flatout.training.session import train_run
 
     if scenario.inject is not None:
         scenario.inject()
@@ -183,7 +183,7 @@ def main() -> None:
     arguments.add_argument("--repeat", type=int, default=1)
     arguments.add_argument("--merge", action="store_true", help="keep rows of earlier calls; writes the table of all")
     given = arguments.parse_args()
-    FORKS.set_forkserver_preload(["flatout.training.session", "torch._dynamo", "scenarios"])
+    FORKS.set_forkserver_preload(["flatout.commands.train", "torch._dynamo", "scenarios"])
     given.dir.mkdir(parents=True, exist_ok=True)
     make_datasets(given.dir)
     kept = given.dir / "rows.json"

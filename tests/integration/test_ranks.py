@@ -82,17 +82,18 @@ def _evaluated(place: dict[str, str], config: str, result: str) -> None:
     from flatout.data.loading.loader import open_loader
     from flatout.engine.learner import build_learner
     from flatout.engine.loop import Job, Progress, evaluate
-    from flatout.engine.parallel.joining import joined, own_place
+    from flatout.engine.parallel.joining import own_place, process_group
     from flatout.timeline import Recorder
-    from flatout.training.session import prepare_setup
+    from flatout.training.setup import prepare_setup
 
     loaded = load_config(config).config
     torch.set_num_threads(1)
-    with joined(loaded, own_place(loaded)) as ranks:
+    with process_group(loaded, own_place(loaded)) as ranks:
         setup = prepare_setup(loaded, ranks)
-        assert setup.opened.val_recipe is not None
+        assert setup.opened.val_plan is not None
         learner = build_learner(setup.task, loaded, setup.device)
-        source = open_loader(setup.opened.val_recipe, loaded.data, 0, False)
+        ranks.begin(learner, Recorder(None), end=print)
+        source = open_loader(setup.opened.val_plan, loaded.data, 0, False)
         job = Job(
             loaded, setup.task, learner, source, source, Recorder(None), Progress(), save=lambda progress: None,
             stop_reason=lambda: None, total_steps=1, peak_rate=0.1, ranks=ranks,

@@ -12,7 +12,7 @@ from training import DEADLINE_SECONDS, command, installed_command, summary, writ
 
 _TRAIN = """
 import sys
-from flatout.training.session import train_run
+from flatout.commands.train import train_run
 assert train_run(sys.argv[1]).summary["status"] == "completed"
 print("torch._dynamo" in sys.modules)
 """

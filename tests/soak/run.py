@@ -156,7 +156,7 @@ def victims(attempt: Attempt, kind: str, services: Services, chance: random.Rand
     if kind == "group":
         return [each.pid for each in attempt.tree() if _is_trainer(each)]
     if kind == "rank":
-        children = [each.pid for each in attempt.tree() if _runs(each, "flatout.training.one_rank")]
+        children = [each.pid for each in attempt.tree() if _runs(each, "flatout.commands.one_rank")]
         return chance.sample(children or [each.pid for each in attempt.trainers], 1)
     if kind in ("redis", "server"):
         return [services.running[kind].pid]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from flatout.analysis.convergence import metric_of
 from flatout.analysis.details import Details, correlation, network_rates, step_times_by_network
 from flatout.analysis.epoch_ledger import explain_difference
+from flatout.config.tasks import spec_of
 from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_share, format_usd
 
 _ON_DEVICE = ("copy", "forward", "backward", "communication", "optimizer")
@@ -237,7 +238,7 @@ def _data(details: Details) -> str:
     bad = data.get("quarantined") or 0
     read = f", {format_bytes(data['bytes_read'])} read in all" if data.get("bytes_read") is not None else ""
     size = format_bytes(data.get("dataset_bytes"))
-    unit = "pairs of lines" if details.run.summary.get("task") == "translation" else "samples"
+    unit = spec_of(details.run.summary.get("task")).sample_noun
     train = (data.get("splits") or {}).get("train")
     of_these = f" (for training {train['samples']:,}, {format_bytes(train['bytes'])})" if train else ""
     changes = details.run.summary.get("data_changes") or []

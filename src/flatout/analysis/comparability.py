@@ -6,6 +6,7 @@ from typing import Any
 
 from flatout.analysis.mean_epoch import MeanEpoch
 from flatout.analysis.values import nested
+from flatout.config.tasks import spec_of
 from flatout.runs import Run
 
 
@@ -88,7 +89,8 @@ def _unfinished(sides: Sequence[Side]) -> Iterator[Caveat]:
 
 
 def _epoch_samples(side: Side) -> int | None:
-    if side.epoch is None or side.settings.get("task") == "translation":  # whose batches are not counted in samples
+    by_samples = spec_of(side.settings.get("task")).batch_unit == "samples"
+    if side.epoch is None or not by_samples:
         return None
     return round(side.epoch.batches * int(side.settings.get("data.batch_size", 1)))
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flatout.config.tasks import METRICS, Metric
+
 _FLAT = 0.01  # of the best value: less than this is noise on validation splits of ordinary size
 _RISE = 0.05  # of the lowest validation loss
 _LAST_SHARE = 0.3  # of the validations: what "lately" means
@@ -12,35 +14,9 @@ _FEWEST = 3  # validations without which a trend is a guess
 _SCHEDULE_END = 0.02  # of the peak learning rate
 
 
-@dataclass(frozen=True)
-class Metric:
-    """What best means in a run, and how it is written: `factor` turns it into what people read."""
-
-    name: str
-    title: str
-    higher_is_better: bool = True
-    factor: float = 1.0
-    unit: str = ""
-
-    def write(self, value: float) -> str:
-        return f"{self.factor * value:.{1 if self.factor == 100 or self.unit else 3}f}{self.unit}"
-
-
-_KNOWN = {
-    each.name: each
-    for each in (
-        Metric("top1", "top-1", True, 100, " %"),
-        Metric("top5", "top-5", True, 100, " %"),
-        Metric("val_loss", "validation loss", False),
-        Metric("train_loss", "training loss", False),
-        Metric("bleu", "BLEU", True, 1, " points"),
-    )
-}
-
-
 def metric_of(name: str, higher_is_better: bool = True) -> Metric:
     """A metric by the name of its column; one not known here is written as it is."""
-    return _KNOWN.get(name) or Metric(name, name.replace("_", " "), higher_is_better)
+    return METRICS.get(name) or Metric(name, name.replace("_", " "), higher_is_better)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from flatout.analysis.activity import Activity, read_activity
 from flatout.analysis.convergence import judge, metric_of
 from flatout.analysis.epoch_ledger import EpochAccount, account_epochs
+from flatout.config.tasks import spec_of
 from flatout.errors import BadFile
 from flatout.runs.directory import RunDirectory, read_table
 from flatout.runs.reading import Run
@@ -49,7 +50,7 @@ def read_details(run: Run) -> Details:
     directory = RunDirectory(run.directory)
     activity = read_activity(directory.spans / "rank0.jsonl", run.steps)
     batch_size = (run.config.get("data") or {}).get("batch_size")
-    if run.config.get("task") == "translation":
+    if spec_of(run.config.get("task")).batch_unit == "tokens":
         accounts = account_epochs(run.steps, activity.ledger, None)
     else:
         accounts = account_epochs(run.steps, activity.ledger, batch_size) if isinstance(batch_size, int) else []

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from flatout.analysis.activity import read_activity
 from flatout.analysis.epoch_ledger import DIFFERENCES, account_epochs
+from flatout.config.tasks import spec_of
 from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
 
@@ -22,7 +23,7 @@ class MeanEpoch:
 
 def mean_epoch(run: Run) -> MeanEpoch | None:
     """None where no epoch was finished."""
-    by_tokens = run.config.get("task") == "translation"
+    by_tokens = spec_of(run.config.get("task")).batch_unit == "tokens"
     batch_size = None if by_tokens else (run.config.get("data") or {}).get("batch_size")
     if not run.epochs or not (by_tokens or isinstance(batch_size, int)):
         return None

@@ -43,7 +43,7 @@ def run() -> Any:
     try:
         return app(standalone_mode=False)  # else typer answers a wrong option with a page of help
     except FlatoutError as error:
-        if getattr(error, "quiet", False):  # another rank of the run says it
+        if error.quiet:  # another rank of the run says it
             sys.exit(error.exit_code)
         _say_and_exit(str(error), error.exit_code)
     except KeyboardInterrupt:

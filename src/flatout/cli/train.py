@@ -47,7 +47,7 @@ def train(
     require_start()
     gc.disable()  # it finds nothing in what imports leave, and takes a tenth of their time to look
     from flatout.commands.show import parse_assignments
-    from flatout.training.session import train_run
+    from flatout.commands.train import train_run
 
     gc.freeze()
     gc.enable()

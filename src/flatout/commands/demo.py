@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.commands.make_data import make_shapes_dataset
+from flatout.commands.train import train_run
 from flatout.machine.budgets import cache_folder
 from flatout.runs import Run
-from flatout.training.session import train_run
 
 CLASSES, SAMPLES_PER_CLASS, SIZE = 8, 150, 32
 RECIPE: dict[str, Any] = {
@@ -36,4 +36,5 @@ def run_demo(run: Path, quiet: bool) -> Run:
 
 
 def demo_data_folder() -> Path:
+    """Where the demo's dataset is kept between runs."""
     return cache_folder() / f"shapes-{CLASSES}x{SAMPLES_PER_CLASS}-{SIZE}"

@@ -36,7 +36,7 @@ class Line:
 def check_data(config: Config) -> Iterator[Line]:
     """Dataset and class maps, the speed of its store, a sample of its images; or the pairs of lines."""
     started = time.perf_counter()
-    if config.task == "translation":
+    if not config.spec.has_images:
         yield _text(config)
         return
     try:

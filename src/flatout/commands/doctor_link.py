@@ -3,9 +3,7 @@
 from flatout.commands.doctor_data import Line
 from flatout.config.schema import Config
 from flatout.engine.devices import choose_device
-from flatout.engine.parallel.joining import joined, own_place
-from flatout.engine.parallel.link import measure_link
-from flatout.engine.parallel.ranks import Ranks
+from flatout.engine.parallel.joining import own_place, process_group
 from flatout.training.link_preflight import named_speed, refuse_slow_link
 from flatout.units import format_seconds
 
@@ -24,10 +22,9 @@ def check_link(config: Config) -> Line:
         start = f"torchrun --nnodes {parallel.nodes} --nproc-per-node M --rdzv-backend c10d --rdzv-endpoint HOST:29500"
         return Line("link", "warning", f"{parallel.nodes} nodes: one process cannot measure what lies between them",
                     f"start it on every node: {start} -m flatout doctor CONFIG")  # fmt: skip
-    with joined(config, place) as ranks:
-        assert isinstance(ranks, Ranks)
-        figures = measure_link(ranks.group, choose_device(config.device).torch, ranks.interface)
-        interface = ranks.interface
+    with process_group(config, place) as ranks:
+        figures, interface = ranks.measure_link(choose_device(config.device).torch), ranks.interface
+    assert figures is not None, "`place` is one of several"
     found = 8 * figures.bytes_per_second
     text = (
         f"{figures.world_size} ranks on {len(figures.nodes)} node(s) over {interface}: {named_speed(found)}, "

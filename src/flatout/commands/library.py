@@ -21,7 +21,7 @@ def train(
     config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, run: str | Path | None = None
 ) -> Run:
     """Train a recipe (a path or a mapping) and return the run; the same call again resumes."""
-    from flatout.training.session import train_run  # who only reads batches needs none of it
+    from flatout.commands.train import train_run  # who only reads batches needs none of it
 
     return train_run(config, overrides, run)
 
@@ -53,24 +53,29 @@ def open_batches(
     chosen = dataset.train if split == "train" else dataset.val
     if chosen is None or split not in ("train", "val"):
         raise DataError(f"split {split!r} is not there; use train or val")
-    recipe = BatchPlan(
-        chosen, view if isinstance(view, View) else resolve_view(view), seed,
-        _checked_global_batch(config, ranks, len(chosen)), shuffle, rank=own_rank, world_size=ranks,
+    plan = BatchPlan(
+        chosen,
+        view if isinstance(view, View) else resolve_view(view),
+        seed,
+        _checked_global_batch(config, ranks, len(chosen)),
+        shuffle,
+        rank=own_rank,
+        world_size=ranks,
         min_batch=_least_batch(ranks) if shuffle else 1,
-    )  # fmt: skip
-    loader = _open_source(recipe, config, choose_workers(workers, "cuda", recipe), split, epochs)
-    left_out = len(chosen) - recipe.batches_per_epoch * recipe.batch_size
+    )
+    loader = _open_source(plan, config, choose_workers(workers, "cuda", plan), split, epochs)
+    left_out = len(chosen) - plan.batches_per_epoch * plan.batch_size
     if left_out > 0:
         loader.notes += (f"the last {left_out} sample(s) of an epoch are left out: too few for {ranks} ranks",)
     return loader
 
 
-def _open_source(recipe: BatchPlan, config: DataConfig, workers: int, split: str, epochs: int | None) -> Loader:
+def _open_source(plan: BatchPlan, config: DataConfig, workers: int, split: str, epochs: int | None) -> Loader:
     if config.shared == "off":
-        return open_loader(recipe, config, workers, epochs=epochs)
+        return open_loader(plan, config, workers, epochs=epochs)
     from flatout.service.client.opening import open_shared_loader
 
-    return open_shared_loader(recipe, config, workers, "cuda", split)[0]
+    return open_shared_loader(plan, config, workers, "cuda", split)[0]
 
 
 def _least_batch(ranks: int) -> int:

@@ -16,9 +16,8 @@ from flatout.engine.range_test import range_test, suggest
 from flatout.errors import ConfigError, RunFailed
 from flatout.reports.lr_plot import write_lr_plot
 from flatout.runs.directory import write_json
-from flatout.tasks.setup import open_source, workers_for_task
 from flatout.training.display import Display
-from flatout.training.session import folder_name, prepare_compute, prepare_setup
+from flatout.training.setup import folder_name, prepare_compute, prepare_setup
 
 
 def find_learning_rate(
@@ -40,10 +39,11 @@ def find_learning_rate(
     folder = out or Path("runs") / f"{folder_name(config.name)}-lr-find"
     random_state = torch.get_rng_state()
     prepare_compute(config, setup.device)
-    workers = workers_for_task(config.data, setup.device.kind, setup.recipe)
+    opened, kind = setup.opened, setup.device.kind
+    workers = opened.choose_workers(config.data, kind, opened.plan)
     points = []
     try:
-        batches = open_source(setup.recipe, config.data, workers, device_kind=setup.device.kind)
+        batches = opened.open_source(opened.plan, config.data, workers, device_kind=kind)
         with Display(quiet) as display, closing(batches):
             learner = build_learner(setup.task, config, setup.device)
             display.begin("learning rate", 0, steps)

@@ -21,7 +21,7 @@ from flatout.machine.budgets import usable_cores
 from flatout.runs.directory import RunDirectory, write_json, write_text
 from flatout.training.environment import describe_environment
 from flatout.training.measuring import Measured, measure_apart
-from flatout.training.session import compute_threads, folder_name
+from flatout.training.setup import compute_threads, folder_name
 
 _STARTUP_SECONDS = 6.0  # interpreter, torch and listing; a run's own figure replaces it
 
@@ -71,7 +71,7 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
         "crowded": (f"loading, {usable_cores()} workers", {**plain, "data.workers": usable_cores(), **_IDLE}, False),
         "real": ("real steps", {}, False),
     }
-    if config.task == "translation":  # text takes so little that the training thread's own share tells enough
+    if not config.spec.has_images:  # text takes so little that the training thread's own share tells enough
         phases["alone"] = ("loading, in the training thread", {"data.workers": 0}, False)
         del phases["crowded"]
     done = {}
@@ -84,8 +84,14 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
     return done
 
 
-_IDLE = {"device": "emulated", "emulated.base_seconds": 0.0, "emulated.seconds_per_sample": 0.0, "model.width": 0.125,
-         "model.name": "resnet18", "train.precision": "fp32"}  # fmt: skip
+_IDLE = {
+    "device": "emulated",
+    "emulated.base_seconds": 0.0,
+    "emulated.seconds_per_sample": 0.0,
+    "model.width": 0.125,
+    "model.name": "resnet18",
+    "train.precision": "fp32",
+}
 """A device that takes no time: what is left is loading."""
 
 
@@ -135,7 +141,7 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
         measured_workers=1,
         source="probe",
         device_points=points,
-        batch_tokens=config.data.batch_tokens if config.task == "translation" else None,
+        batch_tokens=config.data.batch_tokens if config.spec.batch_unit == "tokens" else None,
     )
 
 
@@ -158,8 +164,8 @@ def _write(probe: Probe, config: Config) -> None:
     directory.root.mkdir(parents=True, exist_ok=True)
     write_text(directory.config, dump_config(config))
     write_json(directory.environment, describe_environment(choose_device(config.device), config))
-    write_json(directory.summary, {"run": probe.directory.name, "status": "completed", "cause": None, "probe": True,
-                                   "config_digest": config_digest(config)})  # fmt: skip
+    summary = {"run": probe.directory.name, "status": "completed", "cause": None, "probe": True}
+    write_json(directory.summary, {**summary, "config_digest": config_digest(config)})
     write_json(
         probe.directory / "probe.json",
         {"calibration": probe.calibration.to_dict(), "residual": probe.residual, "seconds": probe.seconds},

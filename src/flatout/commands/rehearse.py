@@ -29,13 +29,16 @@ from flatout.engine.learner import Learner
 from flatout.engine.optimizers import optimizer_for
 from flatout.engine.precision import DTYPES, build_precision
 from flatout.errors import ConfigError, RunFailed
-from flatout.tasks.setup import TaskSetup, open_source, open_task
+from flatout.tasks.setup import TaskSetup, open_task
 
 _AUTOCAST = {**DTYPES, "fp32": None}
 _LIMITS = (
-    DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
-    UnsupportedOperatorException, NotImplementedError,
-)  # fmt: skip
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
 _LIMIT_TEXTS = ("not linked with support for cuda", "not compiled with CUDA", ".numpy() is not supported")
 _NEVER = (
     "backward on the device: it is rehearsed on fake CPU tensors; torch records no gradients of a GPU that is not here",
@@ -204,11 +207,11 @@ class _Stage:
 def _batches(opened: TaskSetup, config: Config) -> list[Any]:
     """The first batch for training, and for validation where there is a split for it."""
     found: list[Any] = []
-    for recipe in (opened.recipe, opened.val_recipe):
-        if recipe is None:
+    for plan in (opened.plan, opened.val_plan):
+        if plan is None:
             found.append(None)
             continue
-        with closing(open_source(recipe, config.data, 0, look_ahead=False)) as loader:
+        with closing(opened.open_source(plan, config.data, 0, look_ahead=False)) as loader:
             found.append(next(iter(loader.epoch(0))))
     return found
 

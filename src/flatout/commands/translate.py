@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from flatout.config.loading import load_config
+from flatout.config.tasks import METRICS
 from flatout.data.text.batches import padded
 from flatout.data.text.parallel_text import VOCABULARY_FILE, Tokens
 from flatout.data.text.vocabulary import PAD, Vocabulary, read_vocabulary
@@ -26,7 +27,7 @@ from flatout.tasks.translation.decoding import Search, translate
 from flatout.tasks.translation.task import Translation
 from flatout.tasks.translation.transformer import MOST_POSITIONS, Transformer
 from flatout.training.display import Display
-from flatout.training.session import prepare_compute
+from flatout.training.setup import prepare_compute
 
 _ROWS = 64  # sentences side by side
 
@@ -61,13 +62,13 @@ def open_translator(run: Path, average: int = 1, device: str = "auto") -> Transl
     if not directory.exists:
         raise RunDirectoryError(f"no run in {run}; `flatout runs` lists those under runs/")
     config = load_config(directory.config).config
-    if config.task != "translation":
+    if "bleu" not in config.spec.metrics:
         raise ConfigError(f"{run} was trained for {config.task}, not for translation; give a run that translates")
     chosen = choose_device(device)
     prepare_compute(config, chosen)
     vocabulary = read_vocabulary(directory.root / VOCABULARY_FILE)
     task = Translation(config, vocabulary)
-    weights, steps = averaged_weights(directory.checkpoints, average, task.better[config.checkpoint.metric])
+    weights, steps = averaged_weights(directory.checkpoints, average, METRICS[config.checkpoint.metric].better)
     model = task.build_model()
     load_weights(model, weights)
     return Translator(model.eval().to(chosen.torch), vocabulary, chosen.torch, steps)
@@ -97,9 +98,12 @@ def translate_file(
             display.advance("translating", len(found), len(lines), "lines")
     translations = [found[number] for number in range(len(lines))]
     result: dict[str, Any] = {
-        "translations": translations, "checkpoint_steps": translator.steps, "beam": beam,
-        "length_penalty": length_penalty, "seconds": time.perf_counter() - started,
-    }  # fmt: skip
+        "translations": translations,
+        "checkpoint_steps": translator.steps,
+        "beam": beam,
+        "length_penalty": length_penalty,
+        "seconds": time.perf_counter() - started,
+    }
     if references is not None:
         score = bleu(bleu_sums(translations, references))
         result |= {"bleu": score, "bleu_signature": bleu_signature()}

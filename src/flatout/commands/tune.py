@@ -109,7 +109,7 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
     if kind != "cpu" and predict(calibration, {"data.workers": usable_cores()}).limit != "compute":
         axes["data.prefetch"] = [config.data.prefetch, 6 * usable_cores()]  # deeper, where loading comes in bursts
     if kind != "emulated":
-        if config.task == "classification":
+        if "train.channels_last" in config.spec.keys:
             axes["train.channels_last"] = [True, False]
         axes["train.precision"] = _precisions(config)
         if compile_too:

@@ -3,7 +3,7 @@
 Every key has a default, a type and one line that says what it does.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from flatout.config.sections.stop import StopConfig
 from flatout.config.sections.train import TrainConfig
 from flatout.config.sections.validate import ValidateConfig
 from flatout.config.sections.views import ViewConfig
+from flatout.config.tasks import DEFAULT_TASK, TASKS, TaskSpec, spec_of
 
 __all__ = [
     "Bytes",
@@ -42,7 +43,7 @@ __all__ = [
 class Config(Section):
     name: str = "run"
     """Name of the run; its directory is runs/<name>."""
-    task: Annotated[str, named("tasks", "classification", "translation")] = "classification"
+    task: Annotated[str, named("tasks", *TASKS)] = DEFAULT_TASK
     """What is learned: one of these, or a task of your own (docs/extend.md)."""
     device: Literal["auto", "cpu", "cuda", "mps", "emulated"] = "auto"
     """Where to compute; auto takes cuda, then mps, then cpu."""
@@ -64,14 +65,18 @@ class Config(Section):
     """Where to send records besides the run directory: these need the extra `trackers`; or one of your own."""
 
     @property
+    def spec(self) -> TaskSpec:
+        """What is known of the task without its code; of a task of the user's own, what is known of the default one."""
+        return spec_of(self.task)
+
+    @property
     def batch_key(self) -> str:
         """What sets the size of a batch: samples, or tokens of text."""
-        if self.task == "translation":
-            return "data.batch_tokens"
-        return "data.batch_size" if self.data.global_batch is None else "data.global_batch"
+        return next(key for key in self.spec.batch_keys if self._batch_value(key) is not None)
 
     @property
     def batch_setting(self) -> int:
-        if self.task == "translation":
-            return self.data.batch_tokens
-        return self.data.batch_size if self.data.global_batch is None else self.data.global_batch
+        return int(self._batch_value(self.batch_key))
+
+    def _batch_value(self, key: str) -> Any:
+        return getattr(self.data, key.removeprefix("data."))

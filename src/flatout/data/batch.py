@@ -160,6 +160,11 @@ class BatchSource(Protocol):
     stages: LoadStats
     memory_bytes: int  # at most, for batches and what is kept
 
+    @property
+    def stage_is_full(self) -> str | None:
+        """Why no more samples are staged on the local disk; None while there is room, and where nothing is staged."""
+        ...
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]: ...
 
     def close(self) -> None: ...

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from flatout.config.tasks import spec_of
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
 from flatout.diagnosis.cache_choice import CacheChoice
 from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
@@ -70,7 +71,7 @@ def read_signals(run: Run) -> Signals:
 
 def _token_batches(config: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
     """Of a run whose batches are cut by tokens: the size of a batch is what it had on average."""
-    if config.get("task") != "translation" or not steps:
+    if spec_of(config.get("task")).batch_unit != "tokens" or not steps:
         return {}
     mean = sum(step.samples for step in steps) / len(steps)
     return {"batch_tokens": _section(config, "data").get("batch_tokens"), "batch_size": max(1, round(mean))}

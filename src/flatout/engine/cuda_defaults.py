@@ -27,11 +27,13 @@ def choose_precision(config: Config, device: Device) -> str:
 
 
 def with_precision(config: Config, precision: str) -> Config:
+    """The same configuration with what train.precision stands for."""
     train = config.train.model_copy(update={"precision": precision})
     return config.model_copy(update={"train": train})
 
 
 def prepare_cuda(tf32: bool) -> None:
+    """Set torch's switches for CUDA kernels, once per process."""
     torch.backends.cudnn.benchmark = True  # batches keep their shape: the search is paid once
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

@@ -14,6 +14,8 @@ from flatout.errors import ConfigError
 
 @dataclass(frozen=True)
 class Device:
+    """The device of this process, as flatout names it and as torch does."""
+
     kind: str  # cpu | cuda | mps | emulated
     torch: torch.device
     name: str
@@ -67,6 +69,7 @@ def grow_segments(environment: MutableMapping[str, str]) -> None:
 
 
 def cpu_name() -> str:
+    """The model name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.config.schema import TrainConfig
-from flatout.engine.whole_tensors import like
+from flatout.engine.sharded_tensors import shard_like
 from flatout.errors import ConfigError
 
 _BETA1 = 0.9
@@ -206,4 +206,4 @@ def _placed(value: Tensor, parameter: Tensor, state_name: str, fused: bool) -> T
     if state_name == "step":  # a fused kernel counts on the device
         return value.detach().to(parameter.device if fused else "cpu", copy=True)
     # the parameter's device and memory format (channels_last): other strides would be correct but slow
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(like(parameter, value))
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(shard_like(parameter, value))

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from flatout.analysis.convergence import Metric, metric_of
+from flatout.analysis.convergence import metric_of
 from flatout.analysis.details import Details, numbers
+from flatout.config.tasks import Metric
 from flatout.reports.charts import Point, Series, line_chart, scatter_chart
 from flatout.reports.page import joined
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flatout.analysis.mean_epoch import MeanEpoch
 from flatout.analysis.values import look_up, nested, write_value
+from flatout.config.tasks import spec_of
 from flatout.reports.page import page, paragraph, section, table
 from flatout.runs import Run
 from flatout.units import format_bytes, format_seconds
@@ -94,7 +95,7 @@ def _setting(key: str) -> Callable[[Outcome], Any]:
 
 
 def _batch(outcome: Outcome) -> Any:
-    if nested(outcome.config, "task") == "translation":
+    if spec_of(nested(outcome.config, "task")).batch_unit == "tokens":
         return f"{nested(outcome.config, 'data.batch_tokens')} tokens"
     return nested(outcome.config, "data.batch_size")
 

@@ -10,8 +10,6 @@ Sums = dict[str, float]  # additive over batches and ranks; always has "samples"
 class Task(Protocol):
     """Builds the model, turns a batch into a loss, and counts how good the model is."""
 
-    better: dict[str, str]  # metric -> higher | lower
-
     def build_model(self) -> nn.Module: ...
 
     def to_device(self, batch: Any, device: Any) -> Any:

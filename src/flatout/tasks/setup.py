@@ -1,141 +1,96 @@
-"""What each task opens: its dataset, what a batch of it is, who makes the batches. The one place that names tasks."""
+"""A task, ready to train: its dataset, what a batch of it is, who makes the batches.
 
-from collections.abc import Mapping
+The package of a task, `flatout.tasks.<name>`, has a module `opening` with a function `open_task(config, run_folder,
+rank, world_size) -> TaskSetup`; it is imported when a run asks for it.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from flatout import plugins
 from flatout.config.schema import Config, DataConfig
+from flatout.config.tasks import METRICS, TASKS
 from flatout.data.batch import AnyDataset, BatchSource
-from flatout.data.loading.loader import choose_workers, open_loader
-from flatout.data.loading.pinned_memory import memory_for
-from flatout.data.loading.prepare import BatchPlan
-from flatout.data.pixels.views import resolve_view
-from flatout.data.source.dataset import open_dataset
-from flatout.data.source.layouts import KNOWN_LAYOUTS
-from flatout.data.text.batches import TextBatchPlan, TextSource
-from flatout.data.text.parallel_text import VOCABULARY_FILE, open_parallel_text
-from flatout.errors import ConfigError, DataError
-from flatout.tasks.classification.emulated import EmulatedClassification
-from flatout.tasks.classification.task import TOP5_CLASSES, Classification
+from flatout.errors import ConfigError
 from flatout.tasks.protocol import Task
-from flatout.tasks.translation.task import Translation
 from flatout.timeline import Recorder
-from flatout.units import format_bytes
 
-AnyPlan = BatchPlan | TextBatchPlan
+
+class AnyPlan(Protocol):
+    """Everything that determines the batches of one rank."""
+
+    @property
+    def batches_per_epoch(self) -> int: ...
+
+
+class OpenSource(Protocol):
+    """How the batches of a plan are opened."""
+
+    def __call__(
+        self,
+        plan: Any,
+        /,
+        config: DataConfig,
+        workers: int,
+        look_ahead: bool = True,
+        device_kind: str = "cpu",
+        recorder: Recorder | None = None,
+        memory_taken: int = 0,
+        epochs: int | None = None,
+    ) -> BatchSource:
+        """Open the batches of one of the setup's plans.
+
+        `look_ahead` prepares the start of the next epoch at the end of one, `memory_taken` are bytes of the budget that
+        another source has, `epochs` are those that will be asked for, where that is known.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """A task ready to train, whatever it is."""
+    """What `open_task` of a task gives."""
 
     dataset: AnyDataset
     task: Task
-    recipe: AnyPlan
-    val_recipe: AnyPlan | None
+    plan: AnyPlan
+    val_plan: AnyPlan | None
     what: str  # the training samples in a few words
     global_batch: int  # over all ranks: samples, or tokens where batches are cut by tokens
     chance_loss_of: int  # an untrained model's loss is the logarithm of this
-    batch_key: str  # what under `data` says how large a batch is
+    choose_workers: Callable[[DataConfig, str, Any], int]  # by configuration, kind of device and plan
+    open_source: OpenSource
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text: what a run needs besides its weights
     notes: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # of a task of the user's own: what checkpoint.metric may be besides ours
 
 
 class TaskOpener(Protocol):
     """A task of the user's own (`task: ./file.py:open_mine`, or an entry point of flatout.tasks) is opened by this."""
 
-    def __call__(self, config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup: ...
+    def __call__(self, config: Config, run_folder: Path | None, rank: int, world_size: int, /) -> TaskSetup: ...
 
 
 def open_task(config: Config, run_folder: Path | None = None, rank: int = 0, world_size: int = 1) -> TaskSetup:
-    """`run_folder` is that of a run which may go on: its own vocabulary is then used."""
-    if config.task == "classification":
-        return _images(config, rank, world_size)
-    if config.task != "translation":
-        return _users(config, run_folder, rank, world_size)
-    return _text(config, run_folder, rank, world_size)
-
-
-def _users(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
-    opener = cast(TaskOpener, plugins.load("tasks", config.task, "task"))
+    """Open the dataset of the recipe's task. `run_folder` is that of a run which may go on."""
+    opener = import_task(config.task)
+    if config.task in TASKS:
+        return opener(config, run_folder, rank, world_size)
     with plugins.blamed(f"task is {config.task!r}"):
         opened = opener(config, run_folder, rank, world_size)
     if not isinstance(opened, TaskSetup):
         raise ConfigError(f"task is {config.task!r}, which returned a {type(opened).__name__}, not a TaskSetup")
-    if config.checkpoint.metric not in opened.task.better:
-        known = ", ".join(opened.task.better)
-        raise ConfigError(f"checkpoint.metric is {config.checkpoint.metric}, but {config.task} has {known}")
+    if config.checkpoint.metric not in (metrics := (*METRICS, *opened.metrics)):
+        raise ConfigError(
+            f"checkpoint.metric is {config.checkpoint.metric}, but {config.task} has {', '.join(metrics)}"
+        )
     return opened
 
 
-def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyPlan) -> int:
-    if isinstance(recipe, BatchPlan):
-        return choose_workers(config.workers, device_kind, recipe)
-    return 1 if config.workers == "auto" else config.workers  # padding takes no time; one thread hides even that
-
-
-def open_source(
-    recipe: AnyPlan,
-    config: DataConfig,
-    workers: int,
-    look_ahead: bool = True,
-    device_kind: str = "cpu",
-    recorder: Recorder | None = None,
-    memory_taken: int = 0,
-    epochs: int | None = None,
-) -> BatchSource:
-    if isinstance(recipe, BatchPlan):
-        return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken, epochs)
-    prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
-    memory = memory_for(device_kind)
-    return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder, memory)
-
-
-def _images(config: Config, rank: int, world_size: int) -> TaskSetup:
-    dataset = open_dataset(config.data)
-    view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
-    samples, classes = len(dataset.train), len(dataset.classes)
-    if classes < 2:
-        raise DataError(
-            f"{config.data.path} has 1 class, {dataset.classes[0]!r}; a classifier needs at least 2: {KNOWN_LAYOUTS}"
-        )
-    if config.checkpoint.metric == "top5" and classes < TOP5_CLASSES:
-        raise DataError(f"checkpoint.metric is top5, which says nothing of {classes} classes; use top1 or val_loss")
-    key = "batch_size" if config.data.global_batch is None else "global_batch"
-    global_batch = config.data.global_batch or config.data.batch_size * world_size
-    if global_batch > samples:
-        on_ranks = f" on each of {world_size} ranks" if key == "batch_size" and world_size > 1 else ""
-        raise DataError(
-            f"data.{key} is {getattr(config.data, key)}{on_ranks} but the training split has {samples} samples; "
-            f"set data.{key} to at most {samples // world_size if on_ranks else samples}"
-        )
-    recipe = BatchPlan(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
-    val_size = config.validate_.batch_size or config.data.global_batch or config.data.batch_size
-    val_recipe = None
-    if dataset.val is not None:
-        val_recipe = BatchPlan(
-            dataset.val, eval_view, 0, val_size, shuffle=False, rank=rank, world_size=world_size, whole_batches=True
-        )
-    kind = EmulatedClassification if config.device == "emulated" else Classification
-    task = kind(config, classes, view, eval_view)
-    what = f"{samples:,} samples of {classes} classes"
-    return TaskSetup(dataset, task, recipe, val_recipe, what, global_batch, classes, key)
-
-
-def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
-    text, budget = open_parallel_text(config.data, run_folder), config.data.batch_tokens
-    recipe = TextBatchPlan(text.train, config.train.seed, budget * world_size, rank=rank, world_size=world_size)
-    val_recipe = TextBatchPlan(text.val, 0, budget, False, rank, world_size, whole_batches=True)
-    for split in (text.train, text.val):
-        if not len(split.usable):
-            raise DataError(f"no line of {split.files} can be used; the first: {split.failures[0].reason}")
-    task = Translation(config, text.vocabulary)
-    what = (
-        f"{len(text.train):,} sentence pairs ({format_bytes(text.train.total_bytes)}) "
-        f"from {' to '.join(text.languages)}, {len(text.vocabulary):,} word pieces"
-    )
-    files = {VOCABULARY_FILE: text.vocabulary.text}
-    tokens, pieces = budget * world_size, len(text.vocabulary)
-    return TaskSetup(text, task, recipe, val_recipe, what, tokens, pieces, "batch_tokens", files, task.notes)
+def import_task(name: str) -> TaskOpener:
+    """The `open_task` of a task's package, which takes some 0.03 s the first time, or of the user's own."""
+    if name in TASKS:
+        return cast(TaskOpener, import_module(f"flatout.tasks.{name}.opening").open_task)
+    return cast(TaskOpener, plugins.load("tasks", name, "task"))

@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: a progress bar on a terminal, a line per interval elsewhere."""
 
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flatout.runs import RunDirectory
 from flatout.units import format_usd
 
 _LOG_SECONDS = 10.0
@@ -26,11 +28,16 @@ class Display:
         self._quiet = quiet
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._live = self._console.is_terminal and not quiet
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-            console=self._console, disable=not self._live, transient=True,
-        )  # fmt: skip
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=self._console, disable=not self._live, transient=True)
         self._task: TaskID | None = None
         self._logged = 0.0
 
@@ -62,6 +69,22 @@ class Display:
         elif not self._quiet and time.monotonic() - self._logged >= _LOG_SECONDS:
             self._logged = time.monotonic()
             self.say(f"{what}  {done}/{total}  {figures}")
+
+
+class RunLog:
+    """Says something on the display and in the run's log.txt; without `writes`, on the display alone."""
+
+    def __init__(self, display: Display, directory: RunDirectory, writes: bool) -> None:
+        self._display = display
+        self._directory = directory
+        self._writes = writes
+
+    def say(self, text: str) -> None:
+        self._display.say(text)
+        if not self._writes:
+            return
+        with suppress(OSError), self._directory.log.open("a", encoding="utf-8", errors="surrogateescape") as log:
+            log.write(text + "\n")
 
 
 def step_figures(loss: float | None, samples_per_second: float, wait_share: float, spent_usd: float | None) -> str:

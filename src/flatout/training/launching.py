@@ -1,4 +1,4 @@
-"""Start the ranks of one machine through torch's elastic launcher, and end with what they end with."""
+"""Start the ranks of one machine through torch's elastic launcher, and raise the error that they ended with."""
 
 import json
 import logging
@@ -22,13 +22,16 @@ from flatout.runs import RunDirectory
 from flatout.runs.directory import mark_ended, mark_failed
 from flatout.training.stopping import signal_name, stop_signals
 
-_RANK_MODULE = "flatout.training.one_rank"
 _RESUMES = "the same command resumes from the newest checkpoint"
 _SAVE_SECONDS = 60  # from SIGTERM to the end of the checkpoint; then a rank is killed
 
 
-def launch_ranks(config: Config, ranks: int, directory: RunDirectory, options: Mapping[str, Any]) -> None:
-    """Returns when all ranks are done; raises what they ended with."""
+def launch_ranks(module: str, config: Config, ranks: int, directory: RunDirectory, options: Mapping[str, Any]) -> None:
+    """Returns when all ranks are done; raises what they ended with.
+
+    Each rank is `python -m module FOLDER PARENT`: the folder holds config.yaml and options.json, and a rank that fails
+    leaves [message, exit code] there as error.json.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -37,18 +40,24 @@ def launch_ranks(config: Config, ranks: int, directory: RunDirectory, options: M
         logging.getLogger(name).setLevel(logging.CRITICAL)  # ranks say themselves why they end
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else the launcher warns; ranks set their threads themselves
     launch = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=ranks, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
-        run_id="flatout", local_addr="127.0.0.1", max_restarts=config.parallel.max_restarts,
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        run_id="flatout",
+        local_addr="127.0.0.1",
+        max_restarts=config.parallel.max_restarts,
         shutdown_timeout=_SAVE_SECONDS,
-    )  # fmt: skip
+    )
     launch.signals_to_handle = "SIGQUIT"  # the others are ours; an older torch, without this field, takes them back
     with tempfile.TemporaryDirectory(prefix="flatout-") as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         (folder / "options.json").write_text(json.dumps(options), encoding="utf-8")
         try:
-            with _signals_once(lambda: _stop_now(directory)):
-                elastic_launch(launch, sys.executable)("-m", _RANK_MODULE, name, str(os.getpid()))
+            with _signals_once(lambda: _stop_now(module, directory)):
+                elastic_launch(launch, sys.executable)("-m", module, name, str(os.getpid()))
         except ChildFailedError as error:
             raise _ending(folder, error.failures, directory) from None
         except SignalException as error:
@@ -98,11 +107,11 @@ def _stopped(number: signal.Signals, directory: RunDirectory) -> FlatoutError:
     return Interrupted(f"stopped by {name}; the same command goes on from the newest checkpoint, or starts")
 
 
-def _stop_now(directory: RunDirectory) -> None:
-    """Ranks end without a checkpoint; whoever waits for them finds them dead."""
+def _stop_now(module: str, directory: RunDirectory) -> None:
+    """Kill the ranks, without a checkpoint; the launcher notices that they are gone."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if _RANK_MODULE in child.cmdline():
+            if module in child.cmdline():
                 child.kill()
     mark_ended(directory, "stopped", f"Ctrl-C, twice; {_RESUMES}")
 

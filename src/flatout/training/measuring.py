@@ -17,12 +17,12 @@ from flatout.data.batch import AnyBatch, BatchSource, Failure, LoadStats
 from flatout.engine.device_clock import clock_for
 from flatout.engine.devices import Device
 from flatout.engine.learner import Learner, build_learner
-from flatout.engine.loop import Job, Progress, StepRecord, train
+from flatout.engine.loop import Job, train
+from flatout.engine.progress import Progress, StepRecord
 from flatout.errors import FlatoutError
 from flatout.machine.parents import exit_with_parent
-from flatout.tasks.setup import open_source, workers_for_task
 from flatout.timeline import Recorder
-from flatout.training.session import Setup, prepare_compute, prepare_setup
+from flatout.training.setup import Setup, prepare_compute, prepare_setup
 
 _FOREVER = 10**6
 _WARM_UP_STEPS = 3
@@ -63,6 +63,7 @@ class OneBatch:
 
     notes: tuple[str, ...] = ()
     memory_bytes = 0
+    stage_is_full: str | None = None
 
     def __init__(self, batch: Any, batches_per_epoch: int) -> None:
         self.batch = batch
@@ -83,18 +84,22 @@ class OneBatch:
 def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:
     """Train scratch weights for `seconds` and say how long the steps took; `synthetic` leaves loading out."""
     endless: dict[str, Any] = {
-        "train.epochs": _FOREVER, "train.max_steps": None, "checkpoint.every_epochs": _FOREVER,
-        "checkpoint.every_steps": None, "validate.every_epochs": _FOREVER,
-    }  # fmt: skip
-    if load_config(recipe).config.task == "classification":
+        "train.epochs": _FOREVER,
+        "train.max_steps": None,
+        "checkpoint.every_epochs": _FOREVER,
+        "checkpoint.every_steps": None,
+        "validate.every_epochs": _FOREVER,
+    }
+    if "data.stage" in load_config(recipe).config.spec.keys:
         endless["data.stage"] = "off"
     setup = prepare_setup(load_config(recipe, endless).config)
     prepare_compute(setup.config, setup.device)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     learner = build_learner(setup.task, setup.config, setup.device)
-    workers = 0 if synthetic else workers_for_task(setup.config.data, setup.device.kind, setup.recipe)
-    loader = open_source(setup.recipe, setup.config.data, workers, device_kind=setup.device.kind)
+    data, opened, kind = setup.config.data, setup.opened, setup.device.kind
+    workers = 0 if synthetic else opened.choose_workers(data, kind, opened.plan)
+    loader = opened.open_source(opened.plan, data, workers, device_kind=kind)
     with closing(loader):
         source: BatchSource = loader
         if synthetic:
@@ -148,9 +153,18 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: LoadStat
         return "measured"
 
     job = Job(
-        setup.config, setup.task, learner, source, None, recorder, Progress(), save=lambda progress: None,
-        stop_reason=over, total_steps=_FOREVER, peak_rate=setup.config.train.lr,
-    )  # fmt: skip
+        setup.config,
+        setup.task,
+        learner,
+        source,
+        None,
+        recorder,
+        Progress(),
+        save=lambda progress: None,
+        stop_reason=over,
+        total_steps=_FOREVER,
+        peak_rate=setup.config.train.lr,
+    )
     for number, record in enumerate(each for each in train(job) if isinstance(each, StepRecord)):
         if number + 1 == _WARM_UP_STEPS:
             window.begin()
@@ -161,14 +175,18 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: LoadStat
     if setup.device.waits:  # a step's own time is that of launching it; only all steps together say what they take
         full, queued = records, (window.seconds - sum(each.step_seconds for each in records)) / len(records)
     batch = statistics.fmean(each.samples for each in full)
-    if setup.config.task == "translation":  # batches alike in tokens, not in samples: those of a few steps say little
+    if setup.config.spec.batch_unit == "tokens":  # their samples differ from batch to batch: a few steps say little
         full, batch = records, source.samples / source.batches_per_epoch
     return Measured(
-        batch, tuple(each.step_seconds + queued for each in full),
-        tuple(each.data_wait_seconds for each in full), window.parts, window.stages,
-        sum(each.samples for each in records), len(setup.dataset.train),
+        batch,
+        tuple(each.step_seconds + queued for each in full),
+        tuple(each.data_wait_seconds for each in full),
+        window.parts,
+        window.stages,
+        sum(each.samples for each in records),
+        len(setup.dataset.train),
         memory_peak_bytes=setup.device.memory_peak_bytes(),
-    )  # fmt: skip
+    )
 
 
 def measure_apart(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:

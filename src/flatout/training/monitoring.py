@@ -148,6 +148,7 @@ def _uuids(config: Config, device: Device) -> list[str]:
 
 
 def check_interface(config: Config) -> None:
+    """Refuse a monitor.interface that this machine does not have."""
     wanted, known = config.monitor.interface, interface_names()
     if wanted != "auto" and wanted not in known:
         raise ConfigError(

@@ -4,15 +4,15 @@ from pathlib import Path
 
 from flatout.engine import checkpoint
 from flatout.engine.learner import Learner
-from flatout.engine.parallel.ranks import Ranks
+from flatout.engine.parallel import Parallel
 from flatout.errors import CheckpointCorrupt, NoSpace
 
 
-def save_own(ranks: Ranks, learner: Learner, checkpoints: Path, step: int) -> None:
-    """On every rank before rank 0 writes the checkpoint: whoever finds that one finds these too."""
-    if not ranks.keeps_state:
-        return
+def save_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> None:
+    """On every rank, before rank 0 writes the checkpoint: where that one exists, these exist too."""
     own = ranks.own_tensors(learner)
+    if own is None:
+        return
     folder, state = _folder(checkpoints, ranks.rank), {"world_size": ranks.world_size}
     try:
         checkpoint.save(folder, step, own, state)
@@ -22,9 +22,9 @@ def save_own(ranks: Ranks, learner: Learner, checkpoints: Path, step: int) -> No
     ranks.group.gather(None)  # rank 0 goes on when all are done
 
 
-def restore_own(ranks: Ranks, learner: Learner, checkpoints: Path, step: int) -> list[str]:
+def restore_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> list[str]:
     """Take it back where every rank still has it; else all start it anew."""
-    if not ranks.keeps_state:
+    if ranks.own_tensors(learner) is None:
         return []
     path = _folder(checkpoints, ranks.rank) / f"step-{step:09d}.safetensors"
     try:

@@ -1,7 +1,7 @@
 """Writes a run's records while it goes on, and its summary at every turn."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from flatout.data.batch import AnyDataset, Failure, LoadStats
 from flatout.data.source.dataset import some_files
 from flatout.data.source.readers import Reader, store_counters
 from flatout.engine.devices import Device
-from flatout.engine.loop import EpochRecord, StepRecord
+from flatout.engine.progress import EpochRecord, StepRecord
 from flatout.runs.directory import (
     EPOCH_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -38,7 +38,7 @@ _IMPORTED_UNIX = time.time()  # torch and all else that is heavy is loaded befor
 
 
 class RunRecords:
-    """The growing tables of one run, over all its attempts."""
+    """The growing tables of one run, over all its attempts; rank 0 has them (training/records.py)."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class RunRecords:
         self._startup = startup or StartupClock()
         self._stepped = False  # in this attempt
         self._world_size = world_size
-        self.link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
-        self.optimizer: dict[str, Any] = {}  # as it is when training begins
+        self._link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
+        self._optimizer: dict[str, Any] = {}  # as it is when training begins
         self._directory = directory
         self._config = config
         self._dataset = dataset
@@ -67,10 +67,10 @@ class RunRecords:
         self.earlier_seconds = sum(each.wall_seconds for each in earlier)
         self._earlier_parts = [each.parts for each in earlier]
         self._earlier_data = before.get("data") or {}
-        self.data_changes: list[str] = list(before.get("data_changes") or [])  # that were accepted
+        self._data_changes: list[str] = list(before.get("data_changes") or [])  # that were accepted
         self._earlier_shared = before.get("shared") or {}
         self._earlier_checkpoint_seconds = (before.get("checkpoint") or {}).get("seconds") or 0.0
-        self.system = SystemRecords(directory, config, device, self.attempt)
+        self._system = SystemRecords(directory, config, device, self.attempt)
         self._steps = Table(directory.steps, STEP_COLUMNS)
         self._epochs = Table(directory.epochs, EPOCH_COLUMNS)
         self._quarantine = Table(directory.quarantine, QUARANTINE_COLUMNS)
@@ -80,6 +80,38 @@ class RunRecords:
         self._epoch_rows = effective_rows(read_table(directory.epochs), "epoch")
         self._looked_at = {"train": 0, "val": 0}  # unusable samples of each split
         self._quarantined = {(row["split"], int(row["sample_id"])) for row in read_table(directory.quarantine)}
+
+    def begin(
+        self,
+        optimizer: Mapping[str, Any],
+        interface: str | None,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        """Before the first step. `interface` leads to the other ranks, where there are any; `clock` is this attempt's,
+        in seconds."""
+        self._optimizer = dict(optimizer)
+        self._system.rank_interface = interface
+        self._system.start(clock, say)
+
+    def accept_data_changes(self, changes: Sequence[str]) -> None:
+        """Changes of the dataset since the checkpoint that the user accepted."""
+        self._data_changes += changes
+
+    def keep_link(self, link: Mapping[str, Any]) -> None:
+        """What was measured of the link between the ranks."""
+        write_json(self._directory.root / "link.json", link)
+        self._link = dict(link)
+
+    def take_gpu(self) -> None:
+        """Readings of this rank's GPU since the last call, for rank 0; on rank 0 the monitor writes them itself."""
+
+    def add_gpu(self, rank: int, said: Mapping[str, Any]) -> None:
+        """What `take_gpu` gave on another rank."""
+        self._system.add_rank(rank, said)
+
+    def stop_monitors(self) -> None:
+        self._system.stop()
 
     def step(self, record: StepRecord) -> None:
         if not self._stepped:
@@ -151,7 +183,7 @@ class RunRecords:
             "accuracy": accuracy(self._epoch_rows, self._config.checkpoint.metric, higher_is_better),
             "convergence": self._convergence(higher_is_better),
             "learning_rate": {"schedule": self._schedule},
-            "optimizer": self.optimizer,
+            "optimizer": self._optimizer,
             "throughput": self._totals.throughput() if status == "running" else self._exact_throughput(),
             "time": {
                 "wall_seconds": wall_seconds,
@@ -177,7 +209,7 @@ class RunRecords:
     def _fingerprints(self) -> dict[str, Any]:
         """Of the content once all of it was read. Only two of the same kind can be compared."""
         content, accepted = self._dataset.content_fingerprint(), self._dataset.changed_names()
-        changes = [*self.data_changes]
+        changes = [*self._data_changes]
         if accepted:
             changes.append(f"{some_files(accepted, ' changed while the run read them')}; accepted")
         return {
@@ -189,10 +221,10 @@ class RunRecords:
 
     def _system_sections(self, busy: float | None) -> dict[str, Any]:
         """What the monitors say; between ranks, the link is what was measured."""
-        sections = self.system.sections(busy)
-        if self.link:
+        sections = self._system.sections(busy)
+        if self._link:
             names = ("bits_per_second", "cap_bits_per_second")
-            sections["network"] |= {f"link_{name}": self.link.get(name) for name in names}
+            sections["network"] |= {f"link_{name}": self._link.get(name) for name in names}
         return sections
 
     def follow(self) -> None:
@@ -200,10 +232,10 @@ class RunRecords:
         self._steps.follow(self._directory.steps)
         self._epochs.follow(self._directory.epochs)
         self._quarantine.follow(self._directory.quarantine)
-        self.system.follow()
+        self._system.follow()
 
     def close(self) -> None:
-        self.system.close()
+        self._system.close()
         for table in (self._steps, self._epochs, self._quarantine):
             table.close()
 
@@ -279,26 +311,3 @@ def _store_answers(reader: Reader | None) -> dict[str, Any]:
         "store_request_seconds_p50": counted.seconds_at(0.5),
         "store_request_seconds_p99": counted.seconds_at(0.99),
     }
-
-
-class NoRecords:
-    """What a rank besides rank 0 writes into the run's tables: nothing."""
-
-    attempt = 0
-    completed = False
-    earlier_seconds = 0.0
-
-    def step(self, record: StepRecord) -> None:
-        pass
-
-    def epoch(self, record: EpochRecord) -> None:
-        pass
-
-    def quarantine(self, split: str, failures: dict[int, Failure]) -> None:
-        pass
-
-    def summarise(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -12,9 +12,8 @@ from flatout.config.schema import Config
 from flatout.data.batch import AnyDataset
 from flatout.data.pixels.decode import decoder_name
 from flatout.engine import checkpoint
-from flatout.engine.loop import Progress
-from flatout.engine.parallel import SingleProcess
-from flatout.engine.parallel.ranks import Ranks
+from flatout.engine.parallel import Parallel
+from flatout.engine.progress import Progress
 from flatout.errors import ConfigError, DataError, RunDirectoryError
 from flatout.runs import RunDirectory
 from flatout.runs.directory import read_json
@@ -64,27 +63,31 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     notes += _other_decoder(directory, config)
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(
-        progress, found.tensors, found.state["precision"], found.state["data_fingerprint"],
-        found.state["samples"].get("train"), previous, _global_batch(found.state, previous),
-        tuple(found.state["classes"]) if "classes" in found.state else None, tuple(notes),
-    )  # fmt: skip
+        progress,
+        found.tensors,
+        found.state["precision"],
+        found.state["data_fingerprint"],
+        found.state["samples"].get("train"),
+        previous,
+        _global_batch(found.state, previous),
+        tuple(found.state["classes"]) if "classes" in found.state else None,
+        tuple(notes),
+    )
 
 
 def _other_decoder(directory: RunDirectory, config: Config) -> list[str]:
-    """Batches to the bit need the same pixels."""
+    """A note where another decoder is in use than before: batches are bit-equal only with the same one."""
     before = read_json(directory.environment).get("decoder")
-    if config.task != "classification" or before in (None, decoder_name()):
+    if not config.spec.has_images or before in (None, decoder_name()):
         return []
     return [f"images were decoded by {before} until now, and are by {decoder_name()}: pixels may differ by 1 of 255"]
 
 
 def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:
-    """Checkpoints before there were ranks do not say it."""
-    if previous is None:
-        before = None
-    else:
-        before = previous.data.batch_tokens if previous.task == "translation" else previous.data.batch_size
-    return int(state["global_batch"]) if "global_batch" in state else before
+    """Of a checkpoint; one that was written before runs had ranks does not hold it."""
+    if "global_batch" in state:
+        return int(state["global_batch"])
+    return None if previous is None else previous.batch_setting
 
 
 def check_compatible(
@@ -101,9 +104,9 @@ def check_compatible(
     old = resumed.previous
     if resumed.global_batch is not None and resumed.progress.batch_index and resumed.global_batch != global_batch:
         alone = config.parallel.mode == "single" and config.data.global_batch is None
-        key = "batch_tokens" if config.task == "translation" else "batch_size" if alone else "global_batch"
+        key = config.batch_key if alone or config.spec.batch_unit == "tokens" else "data.global_batch"
         raise ConfigError(
-            f"data.{key} changed from {resumed.global_batch} to {global_batch} in the middle of epoch "
+            f"{key} changed from {resumed.global_batch} to {global_batch} in the middle of epoch "
             f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {resumed.global_batch} "
             "until the epoch ends, or use --fresh"
         )
@@ -154,15 +157,16 @@ def _changed_classes(then: tuple[str, ...], now: tuple[str, ...]) -> str:
     return f"class {first}{more}{counts}"
 
 
-def shared(resumed: Resumed | None, ranks: SingleProcess | Ranks) -> Resumed:
-    """Rank 0's resume point on every rank: one agreed step, and no need for all to read its disk."""
-    if isinstance(ranks, SingleProcess):
-        assert resumed is not None
-        return resumed
-    own = Resumed(Progress()) if resumed is None else resumed
-    told = ranks.group.from_main([vars(own.progress), own.precision, own.tensors is not None])
-    tensors = ranks.group.tensors_from_main(own.tensors) if told[2] else None
-    return own if resumed is not None else Resumed(Progress(**told[0]), tensors, told[1])
+def broadcast_resume_point(found: Resumed | None, ranks: Parallel) -> Resumed:
+    """Rank 0's resume point on every rank: one agreed step, and no need for all to read its disk.
+
+    `found` is None on the other ranks.
+    """
+    own = Resumed(Progress()) if found is None else found
+    head = [vars(own.progress), own.precision, own.tensors is not None]
+    progress, precision, has_tensors = ranks.group.from_main(head)
+    tensors = ranks.group.tensors_from_main(own.tensors) if has_tensors else None
+    return own if found is not None else Resumed(Progress(**progress), tensors, precision)
 
 
 def _shown(config: Config) -> str:

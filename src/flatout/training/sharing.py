@@ -1,47 +1,95 @@
-"""The training batches of a run: from a loader of its own, or shared with other jobs."""
+"""The batches of a run: from loaders of its own, or shared with other jobs; and what sharing adds to its bill."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.config.schema import Config
 from flatout.cost import Usage
-from flatout.data.batch import BatchSource
+from flatout.data.batch import BatchSource, Failure, LoadStats
 from flatout.data.loading.prepare import BatchPlan
-from flatout.tasks.setup import AnyPlan, open_source
 from flatout.timeline import Recorder
+from flatout.training.setup import Setup
 
 if TYPE_CHECKING:
     from flatout.service.client.pool import SharedPool
 
 
-class TrainingData:
-    """The loader, and what sharing did for it where it is shared."""
+class RunBatches:
+    """The batches of one attempt on this rank. Nothing is loaded before `open_train` and `open_val`."""
 
-    def __init__(self, loader: BatchSource, pool: "SharedPool | None" = None, served_from: str | None = None) -> None:
-        self.loader = loader
-        self._pool = pool
-        self._served_from = served_from
+    def __init__(self, setup: Setup) -> None:
+        self.val_source: BatchSource | None = None
+        self._setup = setup
+        self._source: BatchSource | None = None
+        self._pool: SharedPool | None = None
 
-    def summary(self) -> dict[str, Any] | None:
-        return None if self._pool is None else {**self._pool.summary(), "served_from": self._served_from}
+    @property
+    def source(self) -> BatchSource:
+        """Of training batches."""
+        assert self._source is not None, "open_train comes first"
+        return self._source
 
+    def open_train(self, workers: int, epochs: int, recorder: Recorder, run: Path) -> None:
+        """`epochs` are those still to come."""
+        config, opened, kind = self._setup.config, self._setup.opened, self._setup.device.kind
+        if config.data.shared == "off":
+            self._source = opened.open_source(opened.plan, config.data, workers, True, kind, recorder, epochs=epochs)
+            return
+        from flatout.service.client.opening import open_shared_loader  # a run that does not share does not pay for it
 
-def open_training_data(
-    recipe: AnyPlan, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path, epochs: int
-) -> TrainingData:
-    """`epochs` are those still to come."""
-    data = config.data
-    if data.shared == "off" or not isinstance(recipe, BatchPlan):
-        return TrainingData(open_source(recipe, data, workers, True, device_kind, recorder, epochs=epochs))
-    from flatout.service.client.opening import open_shared_loader  # a run that does not share does not pay for it
+        assert isinstance(opened.plan, BatchPlan), "data.shared is a key of tasks with images"
+        self._source, self._pool = open_shared_loader(
+            opened.plan,
+            config.data,
+            workers,
+            kind,
+            epochs=config.train.epochs,
+            order_file=run / "shared_order.json",
+            recorder=recorder,
+        )
 
-    order_file = run / "shared_order.json"
-    loader, pool = open_shared_loader(
-        recipe, data, workers, device_kind, epochs=config.train.epochs, order_file=order_file, recorder=recorder
-    )
-    return TrainingData(loader, pool, "this machine" if data.shared == "auto" else data.shared)
+    def open_val(self, workers: int, epochs: int) -> None:
+        """After `open_train`: it takes the memory that is left. Nothing happens without a validation split."""
+        config, opened = self._setup.config, self._setup.opened
+        if opened.val_plan is not None:
+            self.val_source = opened.open_source(
+                opened.val_plan,
+                config.data,
+                min(workers, 1),
+                False,
+                self._setup.device.kind,
+                memory_taken=self.source.memory_bytes,
+                epochs=math.ceil(epochs / config.validate_.every_epochs),
+            )
+
+    def stages(self) -> LoadStats:
+        """What loading took on this rank in this attempt."""
+        stages = LoadStats()
+        for source in self._opened():
+            stages.add(source.stages)
+        return stages
+
+    def quarantines(self) -> Iterator[tuple[str, dict[int, Failure]]]:
+        """Unusable samples that were met so far, by split."""
+        for split, source in (("train", self._source), ("val", self.val_source)):
+            if source is not None and source.quarantine:
+                yield split, source.quarantine
+
+    def shared_summary(self) -> dict[str, Any] | None:
+        """What sharing did; None where nothing is shared."""
+        if self._pool is None:
+            return None
+        shared = self._setup.config.data.shared
+        return {**self._pool.summary(), "served_from": "this machine" if shared == "auto" else shared}
+
+    def close(self) -> None:
+        for source in self._opened():
+            source.close()
+
+    def _opened(self) -> list[BatchSource]:
+        return [source for source in (self._source, self.val_source) if source is not None]
 
 
 def add_shared(earlier: Mapping[str, Any], now: Mapping[str, Any] | None) -> dict[str, Any] | None:

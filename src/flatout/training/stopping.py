@@ -21,19 +21,20 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def signal_name(number: int) -> str:
+    """As people call it: Ctrl-C for SIGINT."""
     return _NAMES.get(signal.Signals(number), signal.Signals(number).name)
 
 
-class Signals:
+class StopSignals:
     """Ctrl-C, SIGTERM and SIGHUP ask for a checkpoint and an end; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self.last_words: Callable[[str], None] = lambda cause: None  # told why, before a second Ctrl-C ends it all
+        self.last_words: Callable[[str], None] = lambda cause: None  # called before a second Ctrl-C exits
         self._raises = False
         self._previous: dict[int, object] = {}
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
@@ -55,7 +56,7 @@ class Signals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """While a run starts, nothing is worth a wait: a signal raises Interrupted wherever the main thread is."""
+        """While a run starts there is nothing to save: a signal raises Interrupted wherever the main thread is."""
         self._raises = bool(self._previous)
         try:
             yield
@@ -69,7 +70,7 @@ def is_interruption(reason: str) -> bool:
 
 
 def stop_reason(
-    stop: StopConfig, signals: Signals, elapsed_seconds: Callable[[], float], spent_usd: Callable[[], float | None]
+    stop: StopConfig, signals: StopSignals, elapsed_seconds: Callable[[], float], spent_usd: Callable[[], float | None]
 ) -> str | None:
     """Why to stop now, or None."""
     if signals.received is not None:

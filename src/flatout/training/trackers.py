@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from flatout import plugins
 from flatout.config.loading import flat
 from flatout.config.schema import Config
-from flatout.engine.loop import EpochRecord, StepRecord
+from flatout.engine.progress import EpochRecord, StepRecord
 
 _STEP_SECONDS = 0.25  # a record costs up to 1.5 ms of the interpreter's time (wandb); steps.csv has every step
 _WAITING_RECORDS = 10_000
@@ -23,7 +23,7 @@ _FINISH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TrackedAttempt:
     """What a tracker is told of the run before its first record."""
 
     directory: Path
@@ -40,7 +40,7 @@ class Attempt:
 
 
 class Tracker(Protocol):
-    """Gets a run's records in a thread of its own; an exception ends it, never the run. Made with an Attempt."""
+    """Gets a run's records in the trackers' thread; an exception ends it, never the run. Made with a TrackedAttempt."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Figures by name, such as train/loss, after a step or an epoch: at most four times a second."""
@@ -54,7 +54,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in the run directory; `tensorboard --logdir runs` shows all runs side by side."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TrackedAttempt) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         again = attempt.first_step if attempt.number > 1 else None  # hides the steps that are now done once more
@@ -72,14 +72,19 @@ class TensorBoard:
 class WeightsAndBiases:
     """Offline unless WANDB_MODE says otherwise; `wandb sync runs/<name>/wandb/offline-*` uploads."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TrackedAttempt) -> None:
         import wandb
 
         quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)  # system.csv has the machine
         self._run: Any = wandb.init(
-            project="flatout", name=attempt.title, group=attempt.config.name, dir=str(attempt.directory),
-            mode=os.environ.get("WANDB_MODE", "offline"), config=attempt.settings(), settings=quiet,
-        )  # fmt: skip
+            project="flatout",
+            name=attempt.title,
+            group=attempt.config.name,
+            dir=str(attempt.directory),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            config=attempt.settings(),
+            settings=quiet,
+        )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
@@ -92,7 +97,7 @@ class WeightsAndBiases:
 class MlFlow:
     """The file store `mlruns` beside the run directories, or MLFLOW_TRACKING_URI."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TrackedAttempt) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3.13 and later refuse it otherwise
         from mlflow import entities
         from mlflow.tracking import MlflowClient
@@ -120,14 +125,14 @@ class MlFlow:
         self._client.set_terminated(self._id, "FAILED" if summary["status"] == "failed" else "FINISHED")
 
 
-_KINDS: dict[str, Callable[[Attempt], Tracker]] = {
+_KINDS: dict[str, Callable[[TrackedAttempt], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MlFlow,
 }
 
 
-def _kind(name: str) -> Callable[[Attempt], Tracker]:
+def _kind(name: str) -> Callable[[TrackedAttempt], Tracker]:
     return _KINDS.get(name) or plugins.load("trackers", name, "trackers")
 
 
@@ -143,6 +148,7 @@ def numbers(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def step_scalars(record: StepRecord) -> dict[str, float]:
+    """What a tracker gets of a step, by its name there."""
     scalars = {
         "train/learning_rate": record.learning_rate,
         "speed/samples_per_second": record.samples / record.step_seconds,
@@ -182,7 +188,7 @@ class Trackers:
         self._step_sent = -_STEP_SECONDS
         self._thread: threading.Thread | None = None
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: TrackedAttempt) -> None:
         if self._names:
             self._thread = threading.Thread(target=self._run, args=(attempt,), name="trackers", daemon=True)
             self._thread.start()
@@ -212,7 +218,7 @@ class Trackers:
         except queue.Full:
             self._said.once("full", f"trackers: {_WAITING_RECORDS:,} records wait already; newer ones are not sent")
 
-    def _run(self, attempt: Attempt) -> None:
+    def _run(self, attempt: TrackedAttempt) -> None:
         trackers: dict[str, Tracker] = {}
         for name in self._names:
             self._guarded(name, trackers, lambda: trackers.update({name: _kind(name)(attempt)}))  # noqa: B023

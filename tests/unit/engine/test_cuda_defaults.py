@@ -16,7 +16,7 @@ from flatout.engine.devices import Device, choose_device, grow_segments
 from flatout.engine.optimizers import describe_optimizer, load_optimizer_tensors, optimizer_for, optimizer_tensors
 from flatout.errors import ConfigError
 from flatout.training.environment import describe_environment
-from flatout.training.session import prepare_compute
+from flatout.training.setup import prepare_compute
 
 CARDS = {"NVIDIA A10G": (8, 6), "Tesla T4": (7, 5), "Tesla P100": (6, 0), "GeForce GTX 1080": (6, 1)}
 

@@ -19,7 +19,7 @@ from flatout.engine.parallel.gradients import GradientExchange
 from flatout.engine.parallel.profile import profile_step
 from flatout.timeline import Recorder
 from flatout.training.measuring import OneBatch
-from flatout.training.session import Setup, prepare_setup
+from flatout.training.setup import Setup, prepare_setup
 from training import recipe
 
 BATCH = 8

@@ -13,23 +13,24 @@ import torch
 from test_host_reads import job_of
 from torch import Tensor, nn
 
+from flatout.commands.train import train_run
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.engine import loop
 from flatout.engine.learner import Learner
 from flatout.engine.loop import finite_tensors
-from flatout.engine.parallel import Place, joining
+from flatout.engine.parallel import RankPlace, joining
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm, convert
+from flatout.engine.parallel.global_batch import GatheredBatch
 from flatout.engine.parallel.group import Group
-from flatout.engine.parallel.joining import spread
-from flatout.engine.parallel.ranks import Ranks, ToldByRanks
+from flatout.engine.parallel.joining import apply_parallelism
+from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.parallel.sharding import gathered, mixed_precision, shard
 from flatout.engine.precision import DTYPES
 from flatout.errors import RunFailed
 from flatout.tasks.classification.resnet import resnet
 from flatout.tasks.translation.transformer import Size, Transformer
 from flatout.timeline import Recorder
-from flatout.training import session as train_run
 from flatout.training.link_preflight import _profile
 from hostreads import counted
 from ranks import free_port
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("_one_thread")
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    made = Group(Place(0, 1, 0, 1, "127.0.0.1", free_port()), "gloo", 60.0)
+    made = Group(RankPlace(0, 1, 0, 1, "127.0.0.1", free_port()), "gloo", 60.0)
     yield made
     made.close()
 
@@ -123,8 +124,8 @@ def test_a_compiled_model_hands_over_its_gradients_bucket_by_bucket(
 
 
 def test_equal_parts_are_known_to_all_ranks() -> None:
-    def told(counts: list[int]) -> ToldByRanks:
-        return ToldByRanks(lambda: [[float(n), float(n), 0.0, 0.0] for n in counts], 0, None, set)  # type: ignore[arg-type]
+    def told(counts: list[int]) -> GatheredBatch:
+        return GatheredBatch(lambda: [[float(n), float(n), 0.0, 0.0] for n in counts], 0, None, set)  # type: ignore[arg-type]
 
     assert told([8, 8, 8]).equal_parts
     assert not told([8, 8, 6]).equal_parts
@@ -226,7 +227,7 @@ def test_a_replica_computes_in_the_precision_of_the_run(shapes: Path, monkeypatc
     job = job_of(shapes, "bf16")
     monkeypatch.setattr(joining, "devices_per_node", lambda config: 2)
     parallel = job.config.parallel.model_copy(update={"mode": "dp"})
-    spread(job.learner, job.config.model_copy(update={"parallel": parallel}), 1)
+    apply_parallelism(job.learner, job.config.model_copy(update={"parallel": parallel}), 1)
     assert isinstance(job.learner.wrapped, nn.DataParallel)
     replica, found = job.learner.wrapped.module, []
     images = torch.zeros(2, 3, 16, 16)
@@ -240,7 +241,7 @@ def test_a_model_that_does_not_fit_is_one_line(shapes: Path, tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore lines")
 
-    monkeypatch.setattr(train_run, "build_learner", full)
+    monkeypatch.setattr("flatout.training.setup.build_learner", full)
     with pytest.raises(RunFailed, match=r"before the first step, with resnet18.*2\.00 GiB; use a smaller") as caught:
-        train_run.train_run(recipe(shapes), run=tmp_path / "run")
+        train_run(recipe(shapes), run=tmp_path / "run")
     assert "\n" not in str(caught.value)

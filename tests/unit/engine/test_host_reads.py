@@ -21,9 +21,8 @@ from flatout.engine.loop import Job, Progress, _step, evaluate
 from flatout.engine.optimizers import optimizer_for
 from flatout.engine.precision import DTYPES, Precision
 from flatout.tasks.protocol import Task
-from flatout.tasks.setup import open_source
 from flatout.timeline import Recorder
-from flatout.training.session import prepare_setup
+from flatout.training.setup import prepare_setup
 from hostreads import HostReads, counted
 from training import recipe
 
@@ -66,8 +65,8 @@ def job_of(data: Path, precision: str, **changes: Any) -> Job:
             learner.optimizer = optimizer_for(learner.model, config.train)
     scaler = GradScaler("cpu", init_scale=2.0**8) if precision == "fp16" else None
     learner.precision = Precision(precision, "cpu", scaler)
-    source = open_source(setup.recipe, config.data, 0)
-    val_source = open_source(setup.opened.val_recipe, config.data, 0, False)
+    source = setup.opened.open_source(setup.plan, config.data, 0)
+    val_source = setup.opened.open_source(setup.opened.val_plan, config.data, 0, False)
     return Job(
         config, Placing(setup.task), learner, source, val_source, Recorder(None), Progress(),
         save=lambda progress: None, stop_reason=lambda: None, total_steps=100,

@@ -11,12 +11,12 @@ from flatout.config.loading import load_config
 from flatout.engine.parallel import group
 from flatout.engine.parallel.group import Group, require_own_card
 from flatout.engine.parallel.joining import check_world, own_card
-from flatout.engine.parallel.place import Place
+from flatout.engine.parallel.place import RankPlace
 from flatout.errors import ConfigError, RunFailed
 
 
-def place(rank: int = 0, local_world_size: int = 4) -> Place:
-    return Place(rank, 4, rank % local_world_size, local_world_size, "127.0.0.1", 1)
+def place(rank: int = 0, local_world_size: int = 4) -> RankPlace:
+    return RankPlace(rank, 4, rank % local_world_size, local_world_size, "127.0.0.1", 1)
 
 
 def see_cards(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

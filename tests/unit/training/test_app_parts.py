@@ -15,7 +15,7 @@ from flatout.config.schema import StopConfig
 from flatout.data.source.shapes import make_shapes
 from flatout.errors import ConfigError, DataError
 from flatout.training.display import step_figures
-from flatout.training.stopping import Signals, stop_reason
+from flatout.training.stopping import StopSignals, stop_reason
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ from flatout.training.stopping import Signals, stop_reason
 def test_limits_of_time_and_money(
     stop: dict[str, float], seconds: float, spent_usd: float | None, why: str | None
 ) -> None:
-    assert stop_reason(StopConfig(**stop), Signals(), lambda: seconds, lambda: spent_usd) == why
+    assert stop_reason(StopConfig(**stop), StopSignals(), lambda: seconds, lambda: spent_usd) == why
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_a_signal_asks_for_an_end_and_says_how_to_go_on(number: signal.Signals, name: str) -> None:
     before = signal.getsignal(number)
-    with Signals() as signals:
+    with StopSignals() as signals:
         assert stop_reason(StopConfig(), signals, lambda: 0.0, lambda: None) is None
         os.kill(os.getpid(), number)
         assert stop_reason(StopConfig(), signals, lambda: 0.0, lambda: None) == f"{name}; the same command resumes"
@@ -47,8 +47,8 @@ def test_a_signal_asks_for_an_end_and_says_how_to_go_on(number: signal.Signals, 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
     script = (
-        "import os, signal; from flatout.training.stopping import Signals\n"
-        "with Signals():\n"
+        "import os, signal; from flatout.training.stopping import StopSignals\n"
+        "with StopSignals():\n"
         "    for _ in range(2): os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('still here')\n"
     )

@@ -12,9 +12,8 @@ from flatout.config.loading import load_config
 from flatout.data.batch import LoadStats
 from flatout.engine.devices import Device
 from flatout.engine.learner import build_learner
-from flatout.tasks.setup import open_source
 from flatout.training.measuring import OneBatch, _steps
-from flatout.training.session import prepare_setup
+from flatout.training.setup import prepare_setup
 from training import BATCH_SIZE, recipe
 
 LAUNCH, QUEUED = 0.001, 1.0  # seconds: the host's clock ticks a little at every look, a step keeps the device busy
@@ -65,7 +64,7 @@ def test_the_window_begins_and_ends_with_an_idle_device_and_its_time_goes_to_who
     learner = build_learner(setup.task, setup.config, setup.device)
     learner.model.register_forward_hook(lambda *_: _work(queue))
     setup = replace(setup, device=QueuedDevice("cuda", torch.device("cpu"), "fake", queue))
-    with closing(open_source(setup.recipe, config.data, 0)) as loader:
+    with closing(setup.opened.open_source(setup.plan, config.data, 0)) as loader:
         batch = next(iter(loader.epoch(0)))
         measured = _steps(setup, learner, OneBatch(batch, 10**6), LoadStats(), 0.1)
     assert queue.seconds["waits"] == 2  # the ends of the window

@@ -10,20 +10,20 @@ import pytest
 from flatout.config.loading import load_config
 from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.training import trackers
-from flatout.training.trackers import Attempt, Trackers, numbers
+from flatout.training.trackers import TrackedAttempt, Trackers, numbers
 
 SUMMARY = {"status": "completed", "cause": None, "accuracy": {"top1": 0.5, "top5": None}, "attempts": 1}
 STEP = StepRecord(7, 0, 6, 32, "digest", 1.25, 0.1, 0.5, 0.05, 1.0, 0.2)
 EPOCH = EpochRecord(0, 7, 224, 1.5, {"val_loss": 2.0, "top1": 0.5}, 0.1, 1.0)
 
 
-def attempt(folder: Path, number: int = 1) -> Attempt:
+def attempt(folder: Path, number: int = 1) -> TrackedAttempt:
     directory = folder / "runs" / "tiny"
     directory.mkdir(parents=True, exist_ok=True)
-    return Attempt(directory, load_config({"name": "tiny"}).config, number, 5)
+    return TrackedAttempt(directory, load_config({"name": "tiny"}).config, number, 5)
 
 
-def send(names: list[str], told: Attempt, notes: list[str]) -> None:
+def send(names: list[str], told: TrackedAttempt, notes: list[str]) -> None:
     sending = Trackers(names, notes.append)
     sending.start(told)
     sending.step(STEP)
@@ -78,7 +78,7 @@ def test_mlflow_writes_a_file_store_beside_the_runs(tmp_path: Path, monkeypatch:
 
 
 class Recording:
-    def __init__(self, _: Attempt) -> None:
+    def __init__(self, _: TrackedAttempt) -> None:
         self.seen: list[Any] = []
         KEPT.append(self)
 
@@ -97,11 +97,11 @@ class Failing(Recording):
         raise OSError(28, "No space left on device")
 
 
-def not_installed(_: Attempt) -> Any:
+def not_installed(_: TrackedAttempt) -> Any:
     raise ModuleNotFoundError("No module named 'wandb'")
 
 
-def kinds(monkeypatch: pytest.MonkeyPatch, **made: Callable[[Attempt], Any]) -> None:
+def kinds(monkeypatch: pytest.MonkeyPatch, **made: Callable[[TrackedAttempt], Any]) -> None:
     KEPT.clear()
     monkeypatch.setattr(trackers, "_KINDS", made)
 
@@ -137,7 +137,7 @@ def test_many_steps_a_second_are_thinned_and_epochs_are_not(tmp_path: Path, monk
 def test_training_does_not_wait_for_a_tracker_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def hang(told: Attempt) -> Any:
+    def hang(told: TrackedAttempt) -> Any:
         release.wait()
         return Recording(told)
 

@@ -90,6 +90,11 @@ class Loader:
             yield self._checked(prepared)
 
     @property
+    def stage_is_full(self) -> str | None:
+        """Why no more samples are staged; None while there is room, and where nothing is staged."""
+        return None if self.log is None else self.log.full
+
+    @property
     def pool(self) -> Pool:
         """Who prepares the batches."""
         return self._pool

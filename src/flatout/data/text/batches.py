@@ -136,6 +136,8 @@ def padded(tokens: Tokens, ids: NDArray[np.int64], begin: bool, buffers: Buffers
 class TextSource:
     """A BatchSource: one thread pads batches ahead of the loop; the text itself is in memory."""
 
+    stage_is_full: str | None = None
+
     def __init__(
         self,
         recipe: TextBatchPlan,

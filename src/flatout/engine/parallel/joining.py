@@ -12,7 +12,7 @@ from flatout.config.schema import Config
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import Learner
 from flatout.engine.optimizers import optimizer_for
-from flatout.engine.parallel import Place, SingleProcess
+from flatout.engine.parallel import Parallel, RankPlace, SingleProcess
 from flatout.engine.parallel.batch_norm import convert
 from flatout.engine.parallel.place import find_place, interface_towards
 from flatout.engine.parallel.ranks import Ranks
@@ -23,7 +23,7 @@ from flatout.machine.budgets import share_machine
 _SEVERAL = ("ddp", "fsdp")
 
 
-def own_place(config: Config) -> Place | None:
+def own_place(config: Config) -> RankPlace | None:
     """Where this process stands among the ranks it was started with; None where it is alone."""
     place = find_place(os.environ)
     if place is None or place.world_size == 1:
@@ -58,7 +58,7 @@ def devices_per_node(config: Config) -> int:
     return torch.cuda.device_count() if choose_device(config.device).kind == "cuda" else 1
 
 
-def needs_launch(config: Config, place: Place | None) -> bool:
+def needs_launch(config: Config, place: RankPlace | None) -> bool:
     """Whether this process is to start the ranks instead of being one."""
     if place is not None or config.parallel.mode not in _SEVERAL:
         return False
@@ -71,7 +71,7 @@ def needs_launch(config: Config, place: Place | None) -> bool:
     return devices_per_node(config) > 1
 
 
-def check_world(config: Config, place: Place) -> None:
+def check_world(config: Config, place: RankPlace) -> None:
     """A run that silently has one machine or device less than it should costs money before anyone notices."""
     visible = torch.cuda.device_count() if choose_device(config.device).kind == "cuda" else None
     devices, nodes = devices_per_node(config), config.parallel.nodes
@@ -91,13 +91,13 @@ def check_world(config: Config, place: Place) -> None:
         raise ConfigError(f"{place.local_world_size} ranks share this machine but it has {visible} GPU(s)")
 
 
-def own_card(place: Place) -> torch.device:
+def own_card(place: RankPlace) -> torch.device:
     """Of the GPUs this process sees: its own by number, or the only one (Slurm's --gpus-per-task)."""
     return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else place.local_rank)
 
 
-def spread(learner: Learner, config: Config, world_size: int) -> None:
-    """Make the model ready for several devices: batch norm over all of them, weights sharded, or copies of DP."""
+def apply_parallelism(learner: Learner, config: Config, world_size: int) -> None:
+    """Prepare the learner for several devices: batch norm over all of them, weights sharded, or copies of DP."""
     if config.parallel.mode == "dp":
         replica = Autocast(learner.compute, learner.precision)
         learner.wrapped = nn.DataParallel(replica, list(range(devices_per_node(config))))
@@ -113,8 +113,8 @@ def spread(learner: Learner, config: Config, world_size: int) -> None:
 
 
 @contextmanager
-def joined(config: Config, place: Place | None) -> Iterator[SingleProcess | Ranks]:
-    """The ranks of this run, met."""
+def process_group(config: Config, place: RankPlace | None) -> Iterator[Parallel]:
+    """The ranks of this run, once all of them have joined; `place` is what `own_place` found."""
     if place is None:
         yield SingleProcess()
         return

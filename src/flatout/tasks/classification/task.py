@@ -31,7 +31,7 @@ TOP5_CLASSES = 6  # with fewer, one of five guesses is right whatever the model 
 
 
 class Classification:
-    better = {"top1": "higher", "top5": "higher", "val_loss": "lower", "train_loss": "lower"}  # noqa: RUF012
+    """`Task` of images with one label each."""
 
     def __init__(self, config: Config, classes: int, view: View, eval_view: View) -> None:
         self._config = config

@@ -28,7 +28,7 @@ class TextInputs:
 
 
 class Translation:
-    better = {"bleu": "higher", "val_loss": "lower", "train_loss": "lower"}  # noqa: RUF012
+    """`Task` of sentence pairs."""
 
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
         self._config = config
@@ -68,10 +68,8 @@ class Translation:
         for low, high in pairwise(rows * part // count for part in range(count + 1)):
             if high > low:
                 mask = None if inputs.mask is None else inputs.mask[low:high]
-                piece = TextInputs(
-                    inputs.source[low:high], mask, inputs.target[low:high], inputs.references[low:high],
-                    weights[low:high],
-                )  # fmt: skip
+                source, target = inputs.source[low:high], inputs.target[low:high]
+                piece = TextInputs(source, mask, target, inputs.references[low:high], weights[low:high])
                 pieces.append((piece, sum(weights[low:high]) / sum(weights)))
         return pieces
 
@@ -81,9 +79,12 @@ class Translation:
 
     def _cross_entropy(self, logits: Tensor, target: Tensor, smoothing: float, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(
-            logits.flatten(0, 1).float(), target[:, 1:].flatten(), ignore_index=PAD, label_smoothing=smoothing,
+            logits.flatten(0, 1).float(),
+            target[:, 1:].flatten(),
+            ignore_index=PAD,
+            label_smoothing=smoothing,
             reduction=reduction,
-        )  # fmt: skip
+        )
 
     def evaluate(self, model: nn.Module, inputs: TextInputs) -> Sums:
         bare = model

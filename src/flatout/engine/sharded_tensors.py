@@ -1,19 +1,19 @@
-"""Tensors that may be sharded over ranks (FSDP), for code that wants them in one piece. Plain tensors pass through."""
+"""Tensors that may be sharded over ranks (FSDP), for code that needs them complete. Plain tensors pass through."""
 
 from typing import Any
 
 from torch import Tensor
 
 
-def whole(value: Tensor) -> Tensor:
-    """In one piece; all ranks ask together."""
+def gather_full(value: Tensor) -> Tensor:
+    """The complete tensor. A collective where it is sharded: all ranks must call it."""
     sharded: Any = value
     gathered: Tensor = sharded.full_tensor() if hasattr(value, "full_tensor") else value
     return gathered
 
 
-def like(own: Tensor, value: Tensor) -> Tensor:
-    """A whole tensor, sharded as the model's own is."""
+def shard_like(own: Tensor, value: Tensor) -> Tensor:
+    """A complete tensor, sharded the way the model's own one is."""
     if not hasattr(own, "full_tensor"):
         return value
     from torch.distributed.tensor import distribute_tensor  # slow to import, and rarely needed

@@ -11,13 +11,14 @@ from flatout.machine.parents import exit_with_parent
 
 
 def main(folder: Path) -> NoReturn:
-    from flatout.training.session import train_run  # seconds, in which the launcher may end
+    """Train as `folder` says (config.yaml, options.json) and exit; `launch_ranks` wrote it."""
+    from flatout.commands.train import train_run  # seconds, in which the launcher may end
 
     options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
     try:
         train_run(folder / "config.yaml", whole_process=True, **options)
     except FlatoutError as error:
-        if not getattr(error, "quiet", False):
+        if not error.quiet:
             (folder / "error.json").write_text(json.dumps([str(error), error.exit_code]), encoding="utf-8")
         leave(error.exit_code)
     leave(0)
