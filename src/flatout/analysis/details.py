@@ -11,8 +11,10 @@ from flatout.analysis.activity import Activity, read_activity
 from flatout.analysis.convergence import judge, metric_of
 from flatout.analysis.epoch_ledger import EpochAccount, account_epochs
 from flatout.errors import BadFile
-from flatout.runs.directory import RunDirectory, read_table
+from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
+from flatout.runs.steps import StepRow
+from flatout.runs.tables import read_table
 from flatout.untrusted import number, read_json
 
 
@@ -115,14 +117,12 @@ def _is_traffic(column: str, interface: str | None) -> bool:
     return column.startswith(f"nic_{interface}_") if interface else not column.startswith("nic_lo_")
 
 
-def step_times_by_network(
-    steps: Sequence[Mapping[str, str]], rates: Sequence[tuple[float, float]]
-) -> list[tuple[float, float]]:
+def step_times_by_network(steps: Sequence[StepRow], rates: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Bits per second while each step ended, and its seconds; a step without a reading near it is left out."""
     times = [at for at, _ in rates]
     found = []
     for row in steps:
-        ended, seconds = number(row.get("time_unix")), number(row.get("step_seconds"))
+        ended, seconds = row.time_unix, row.step_seconds
         place = bisect_left(times, ended) if ended is not None else len(times)
         if ended is not None and seconds is not None and place < len(times) and times[place] - ended < 5:
             found.append((rates[place][1], seconds))

@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.runs.directory import RunDirectory, read_table
+from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
-from flatout.timeline.lanes import Started, read_rows
+from flatout.runs.tables import read_table
+from flatout.timeline.reading import AttemptStart, read_spans
 from flatout.untrusted import number
 
 _MAIN = "main thread"
@@ -46,15 +47,15 @@ def trace_events(run: Run) -> Iterator[Event]:
     yield from _counters(len(files), read_table(run.directory / "system.csv"), origin)
 
 
-def _first_start(path: Path) -> Started | None:
-    return next((row for row in read_rows(path) if isinstance(row, Started)), None)
+def _first_start(path: Path) -> AttemptStart | None:
+    return next((row for row in read_spans(path) if isinstance(row, AttemptStart)), None)
 
 
 def _rank_events(process: int, path: Path, origin: float) -> Iterator[Event]:
     threads: dict[str, int] = {}
     offset = 0.0
-    for row in read_rows(path):
-        if isinstance(row, Started):
+    for row in read_spans(path):
+        if isinstance(row, AttemptStart):
             offset = row.started_unix - origin
             yield {
                 "name": f"attempt {row.attempt}",

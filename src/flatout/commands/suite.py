@@ -16,14 +16,13 @@ from typing import Any
 from rich.console import Console
 
 from flatout.analysis.mean_epoch import mean_epoch
-from flatout.commands.show import read_run
 from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.config.suite import Experiment, Suite, load_suite
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
 from flatout.machine.parents import child_environment
 from flatout.reports.suite_table import Outcome, Row, as_html, as_json, as_markdown, as_terminal, suite_rows
-from flatout.runs import Run, RunDirectory
+from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
 from flatout.storage import open_checked
 from flatout.training.stopping import is_interruption, stop_signals

@@ -47,7 +47,7 @@ class Finding:
 
 def run_gain(signals: Signals, saved: Interval) -> Interval:
     """Seconds saved of the whole run as a factor on its speed."""
-    wall = signals.wall_seconds
+    wall = signals.time.wall_seconds
 
     def factor(seconds: float) -> float:
         return wall / max(wall - seconds, 0.02 * wall) if wall > 1e-9 else 1.0
@@ -65,16 +65,16 @@ def saving(
     saved: Interval,
 ) -> Finding:
     """A finding about time; its dollars are those of the saved seconds."""
-    usd = None if signals.usd_per_hour is None else saved.value / 3600 * signals.usd_per_hour
+    usd = None if signals.cost.usd_per_hour is None else saved.value / 3600 * signals.cost.usd_per_hour
     return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd)
 
 
 def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:
     """Seconds of the run saved if every warm step took `new_step_seconds`, give or take."""
-    steps = len(signals.warm_steps)
+    steps = len(signals.step.warm)
 
     def saved(seconds: float) -> float:
-        return max(0.0, (signals.step_seconds - seconds) * steps)
+        return max(0.0, (signals.step.seconds - seconds) * steps)
 
     return Interval(
         saved(new_step_seconds), saved(new_step_seconds * (1 + error)), saved(new_step_seconds * (1 - error))

@@ -1,5 +1,6 @@
 """Learning curves, step times and the machine's use as charts."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -20,18 +21,20 @@ def curve_charts(details: Details) -> Markup:
     epochs, steps = details.run.epochs, details.run.steps
     ends = [end if end is not None else n + 1.0 for n, end in enumerate(numbers(epochs, "step"))]
     marks = [(at, f"end of epoch {int(row['epoch']) + 1}") for at, row in zip(ends, epochs, strict=True)][-200:]
-    at = [float(row["step"]) for row in steps]
+    at = [float(row.step) for row in steps]
     loss = [
-        Series("each step", _points(at, numbers(steps, "loss")), "s7", faint=True),
+        Series("each step", _points(at, [row.loss for row in steps]), "s7", faint=True),
         Series("training, by epoch", _points(ends, numbers(epochs, "train_loss")), "s0", dots=True),
         Series("validation", _points(ends, numbers(epochs, "val_loss")), "s1", dots=True),
     ]
-    by_step = steps or epochs  # an imported log may have epochs alone
-    rates = Series("learning rate", _points(at or ends, numbers(by_step, "learning_rate")), "s3")
-    unit, factor, seconds = *_second_unit(details), numbers(steps, "step_seconds")
+    by_step = [row.learning_rate for row in steps]
+    by_epoch = numbers(epochs, "learning_rate")  # an imported log may have epochs alone
+    rates = Series("learning rate", _points(at, by_step) if steps else _points(ends, by_epoch), "s3")
+    unit, factor = _second_unit(details)
+    waits = _scaled(at, [row.data_wait_seconds for row in steps], factor)
     times = [
-        Series("step", _scaled(at, seconds, factor), "s0"),
-        Series("of it, waiting for data", _scaled(at, numbers(steps, "data_wait_seconds"), factor), "data_wait"),
+        Series("step", _scaled(at, [row.step_seconds for row in steps], factor), "s0"),
+        Series("of it, waiting for data", waits, "data_wait"),
     ]
     charts = [
         line_chart("Loss", [s for s in loss if _has_values(s)], "step", marks=marks),
@@ -66,8 +69,8 @@ def _metrics(epochs: Sequence[Mapping[str, str]]) -> Markup:
 
 
 def _points(at: Sequence[float], values: Sequence[float | None]) -> list[Point]:
-    """Without the steps whose value was not read: a curve goes on across them."""
-    return [(x, y) for x, y in zip(at, values, strict=True) if y is not None]
+    """Without the steps whose value was not read, or is no number: a curve goes on across them."""
+    return [(x, y) for x, y in zip(at, values, strict=True) if y is not None and math.isfinite(y)]
 
 
 def _scaled(at: Sequence[float], values: Sequence[float | None], factor: float) -> list[Point]:

@@ -22,8 +22,9 @@ from flatout.machine.gpu import GpuReader
 from flatout.machine.memory import MemoryReader
 from flatout.machine.net import NetReader, interface_names, interface_to
 from flatout.machine.processes import ProcessTree
-from flatout.runs.directory import RunDirectory, Table, read_table
+from flatout.runs.directory import RunDirectory
 from flatout.runs.system import SYSTEM_COLUMNS, SystemTotals
+from flatout.runs.tables import Table, read_table
 from flatout.storage.credentials import s3_endpoint
 
 

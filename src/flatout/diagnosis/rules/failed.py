@@ -35,7 +35,7 @@ def _failed(signals: Signals, cause: str, remedy: str) -> Finding:
     return Finding(
         cause if cause == "diverged" else "failed",
         cause,
-        f"{what} after {signals.steps_done} steps: {said}",
+        f"{what} after {signals.step.done} steps: {said}",
         tuple(f"step {number + 1}: loss {step.loss}" for number, step in enumerate(signals.steps) if step.loss)[-3:],
         Fix(remedy),
         urgent=True,

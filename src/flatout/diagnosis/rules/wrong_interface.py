@@ -8,7 +8,7 @@ def find(signals: Signals) -> Finding | None:
     ranks = signals.ranks
     if ranks is None or ranks.world_size < 2:
         return None
-    if signals.device_kind == "cuda" and ranks.backend == "gloo":
+    if signals.device.kind == "cuda" and ranks.backend == "gloo":
         return Finding(
             "wrong-backend", "network", "Gradients of CUDA devices go over gloo, through the host's memory",
             ("backend gloo, device cuda",), Fix("use the nccl backend"),

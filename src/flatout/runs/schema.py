@@ -2,7 +2,7 @@
 
 Unknown names and missing ones pass, so that runs of older and newer versions can be read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from flatout.config.schema import Config
 from flatout.errors import BadFile
-from flatout.untrusted import check_shape, number, shortened
+from flatout.runs.steps import parse_amount, parse_count, parse_float
+from flatout.untrusted import check_shape, shortened
 
 _COST = {
     "total_usd": "amount",
@@ -59,8 +60,8 @@ PREDICTION = {
 }  # fmt: skip
 _SECTIONS = {name for name, shape in SUMMARY.items() if isinstance(shape, dict)}
 
-_COUNTS = ("attempt", "step", "epoch", "batch_index", "samples")
-_AMOUNTS = ("step_seconds", "data_wait_seconds", "time_unix", "cpu_seconds", "late_seconds")
+_EPOCH_KEYS = ("attempt", "epoch")
+_EPOCH_COUNTS = (*_EPOCH_KEYS, "step", "samples")
 
 
 def checked_summary(values: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -83,33 +84,14 @@ def check_config(values: Mapping[str, Any], path: Path) -> None:
                 raise BadFile(f"cannot read {path}: {key} is {shortened(each['input'])}: {each['msg']}") from None
 
 
-def check_rows(rows: Sequence[Mapping[str, str]], path: Path, required: Iterable[str]) -> None:
-    """Numbers where numbers are counted on; a loss may be NaN. By column, since a run may have a million rows."""
-    if not rows:
-        return
-    for name in required:
+def check_epochs(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Numbers where numbers are counted on: epoch and attempt in every row, the others where there are any. A loss or
+    a metric may be NaN."""
+    for name in _EPOCH_KEYS if rows else ():
         if name not in rows[0]:
             raise BadFile(f"cannot read {path}: it has no column {name}")
-    for name in _COUNTS:
-        _check_column(rows, name, path, lambda cell: cell.isdecimal() and len(cell) < 16, name in required)
-    for name in _AMOUNTS:
-        _check_column(rows, name, path, lambda cell: (number(cell) or 0.0) >= 0 and number(cell) is not None)
-    for name in set(rows[0]) - {*_COUNTS, *_AMOUNTS, "samples_digest", "slowest_rank"}:
-        _check_column(rows, name, path, _is_float)
-
-
-def _check_column(rows: Sequence[Mapping[str, str]], name: str, path: Path, fits: Any, required: bool = False) -> None:
-    if name not in rows[0]:
-        return
-    for place, row in enumerate(rows):
-        cell = row[name]
-        if not (fits(cell) if cell else not required):
-            raise BadFile(f"cannot read {path}: {name} of row {place + 1} is {shortened(cell)}, expected a number")
-
-
-def _is_float(cell: str) -> bool:
-    """NaN and infinities are what a diverged run has."""
-    try:
-        return float(cell) is not None
-    except ValueError:
-        return False
+    for name in rows[0] if rows else ():
+        parse = parse_count if name in _EPOCH_COUNTS else parse_amount if name == "time_unix" else parse_float
+        for place, row in enumerate(rows, 1):
+            if (row[name] or name in _EPOCH_KEYS) and parse(row[name]) is None:
+                raise BadFile(f"cannot read {path}: {name} of row {place} is {shortened(row[name])}, expected a number")
