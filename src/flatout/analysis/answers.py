@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 from flatout.analysis.convergence import metric_of
-from flatout.analysis.details import Details, correlation, network_rates, step_times_by_network
+from flatout.analysis.details import Details
 from flatout.analysis.epoch_ledger import explain_difference
+from flatout.analysis.network import correlation, network_rates, step_times_by_network
 from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_share, format_usd
 
 _ON_DEVICE = ("copy", "forward", "backward", "communication", "optimizer")
@@ -25,11 +26,11 @@ def answers(details: Details) -> list[Answer]:
     rows = {
         "Did it fail or stop early?": _outcome,
         "How long did it take?": _duration,
-        "How good is it?": accuracy,
+        "How good is it?": _accuracy,
         "Fully trained?": _trained,
         "Overfitting?": _overfitting,
-        "What did it cost?": cost,
-        "How fast?": speed,
+        "What did it cost?": _cost,
+        "How fast?": _speed,
         "Where did the time go?": _compute,
         "What took the start?": _start,
         "How long did loading take?": _loading,
@@ -71,7 +72,7 @@ def _duration(details: Details) -> str:
     return f"{format_seconds(wall)} for {epochs}, {len(run.steps):,} steps, {samples}"
 
 
-def accuracy(details: Details) -> str:
+def _accuracy(details: Details) -> str:
     found = _part(details, "accuracy")
     names = [name for name in found if name not in ("best_epoch", "val_loss", "train_loss") and found[name] is not None]
     if not names:
@@ -93,7 +94,7 @@ def _overfitting(details: Details) -> str:
     return details.convergence.get("overfitting_why") or "n/a"
 
 
-def cost(details: Details) -> str:
+def _cost(details: Details) -> str:
     found = _part(details, "cost")
     if found.get("total_usd") is None:
         return "n/a (set cost.instance or cost.usd_per_hour)"
@@ -103,7 +104,7 @@ def cost(details: Details) -> str:
     return f"{format_usd(found['total_usd'])} ({lines}){each}" if lines else f"{format_usd(found['total_usd'])}{each}"
 
 
-def speed(details: Details) -> str:
+def _speed(details: Details) -> str:
     found = _part(details, "throughput")
     if found.get("samples_per_second") is None:
         return "n/a (no steps yet)"

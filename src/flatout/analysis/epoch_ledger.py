@@ -8,6 +8,12 @@ from typing import Any
 from flatout.runs.steps import StepRow
 from flatout.runs.summary import quantile
 from flatout.timeline.reading import SpanRow
+from flatout.timeline.recorder import PARTS
+
+
+def part_order(part: str) -> tuple[int, str]:
+    """Sorts parts of the ledger as a run meets them; names not known here come last."""
+    return (PARTS.index(part) if part in PARTS else len(PARTS), part)
 
 
 class EpochLedger:
@@ -122,11 +128,17 @@ def _account(
     actual, estimate = sum(parts.values()), batches * median
     known = {name: parts.get(name, 0.0) for name in ("data_wait", "validation", "checkpoint")}
     return EpochAccount(
-        epoch, batches, median, estimate, actual,
-        warm_up=warm_up, uneven_steps=sum(compute) - warm_up - estimate,
+        epoch,
+        batches,
+        median,
+        estimate,
+        actual,
+        warm_up=warm_up,
+        uneven_steps=sum(compute) - warm_up - estimate,
         other=actual - sum(compute) - sum(known.values()),
-        restarted=epoch in ledger.restarted, **known,
-    )  # fmt: skip
+        restarted=epoch in ledger.restarted,
+        **known,
+    )
 
 
 def explain_difference(accounts: Sequence[EpochAccount]) -> str | None:

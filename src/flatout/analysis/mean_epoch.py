@@ -39,6 +39,10 @@ def mean_epoch(run: Run) -> MeanEpoch | None:
     names = dict.fromkeys(name for each in accounts for name in ledger[each.epoch])
     parts = {name: sum(ledger[each.epoch].get(name, 0.0) for each in accounts) / len(accounts) for name in names}
     return MeanEpoch(
-        mean("batches"), mean("batch_seconds"), mean("estimate"), mean("actual"),
-        {name: mean(name) for name in DIFFERENCES}, parts,
-    )  # fmt: skip
+        mean("batches"),
+        mean("batch_seconds"),
+        mean("estimate"),
+        mean("actual"),
+        {name: mean(name) for name in DIFFERENCES},
+        parts,
+    )

@@ -9,12 +9,12 @@ from typing import Any
 
 from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
+from flatout.runs.system import SYSTEM_COLUMNS
 from flatout.runs.tables import read_table
 from flatout.timeline.reading import AttemptStart, read_spans
 from flatout.untrusted import number
 
 _MAIN = "main thread"
-_NOT_COUNTERS = ("attempt", "seconds", "time_unix", "interval_seconds")
 Event = dict[str, Any]
 
 
@@ -76,9 +76,15 @@ def _rank_events(process: int, path: Path, origin: float) -> Iterator[Event]:
             threads[lane] = len(threads)
             yield _name("thread_name", process, threads[lane], lane)
         yield {
-            "name": row.name, "cat": "lane" if row.lane else "main", "ph": "X", "pid": process, "tid": threads[lane],
-            "ts": at, "dur": _micro(row.seconds), "args": {"step": row.step, "spans": row.spans},
-        }  # fmt: skip
+            "name": row.name,
+            "cat": "lane" if row.lane else "main",
+            "ph": "X",
+            "pid": process,
+            "tid": threads[lane],
+            "ts": at,
+            "dur": _micro(row.seconds),
+            "args": {"step": row.step, "spans": row.spans},
+        }
 
 
 def _counters(process: int, system: Sequence[Mapping[str, str]], origin: float) -> Iterator[Event]:
@@ -89,7 +95,7 @@ def _counters(process: int, system: Sequence[Mapping[str, str]], origin: float) 
         time_unix = number(row.get("time_unix"))
         for column, cell in row.items() if time_unix is not None else ():
             value = number(cell)  # a blank or a word is no reading
-            if value is not None and column not in _NOT_COUNTERS:
+            if value is not None and column not in SYSTEM_COLUMNS:
                 at = _micro(max(0.0, (time_unix or 0.0) - origin))
                 yield {"name": column, "ph": "C", "pid": process, "ts": at, "args": {"value": value}}
 

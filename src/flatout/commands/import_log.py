@@ -27,8 +27,9 @@ def import_run(source: Path, run: Path | None = None) -> Run:
         directory.lock()
         stack.callback(directory.unlock)
         for path, columns, rows in (
-            (directory.steps, STEP_COLUMNS, log.steps), (directory.epochs, EPOCH_COLUMNS, log.epochs)
-        ):  # fmt: skip
+            (directory.steps, STEP_COLUMNS, log.steps),
+            (directory.epochs, EPOCH_COLUMNS, log.epochs),
+        ):
             table = Table(path, columns)
             stack.callback(table.close)
             for row in rows:

@@ -81,11 +81,20 @@ def calibration_of(run: Run, config: Config) -> Calibration:
 def settings_of(config: Config, workers: int, batch_size: int) -> Settings:
     data, train = config.data, config.train
     return Settings(
-        batch_size, workers, train.epochs, train.max_steps, data.cache,
-        data.stage if "://" in data.path else "off", train.checkpointing, train.accumulate,
-        config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
+        batch_size,
+        workers,
+        train.epochs,
+        train.max_steps,
+        data.cache,
+        data.stage if "://" in data.path else "off",
+        train.checkpointing,
+        train.accumulate,
+        config.validate_.every_epochs,
+        config.checkpoint.every_epochs,
+        config.checkpoint.every_steps,
+        train.precision,
         data.prefetch if isinstance(data.prefetch, int) else None,
-    )  # fmt: skip
+    )
 
 
 def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> Prediction:

@@ -84,8 +84,14 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
     return done
 
 
-_IDLE = {"device": "emulated", "emulated.base_seconds": 0.0, "emulated.seconds_per_sample": 0.0, "model.width": 0.125,
-         "model.name": "resnet18", "train.precision": "fp32"}  # fmt: skip
+_IDLE = {
+    "device": "emulated",
+    "emulated.base_seconds": 0.0,
+    "emulated.seconds_per_sample": 0.0,
+    "model.width": 0.125,
+    "model.name": "resnet18",
+    "train.precision": "fp32",
+}
 """A device that takes no time: what is left is loading."""
 
 
@@ -158,8 +164,16 @@ def _write(probe: Probe, config: Config) -> None:
     directory.root.mkdir(parents=True, exist_ok=True)
     write_text(directory.config, dump_config(config))
     write_json(directory.environment, describe_environment(choose_device(config.device), config))
-    write_json(directory.summary, {"run": probe.directory.name, "status": "completed", "cause": None, "probe": True,
-                                   "config_digest": config_digest(config)})  # fmt: skip
+    write_json(
+        directory.summary,
+        {
+            "run": probe.directory.name,
+            "status": "completed",
+            "cause": None,
+            "probe": True,
+            "config_digest": config_digest(config),
+        },
+    )
     write_json(
         probe.directory / "probe.json",
         {"calibration": probe.calibration.to_dict(), "residual": probe.residual, "seconds": probe.seconds},

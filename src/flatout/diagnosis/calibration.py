@@ -38,7 +38,7 @@ class Settings:
     """Batches prepared ahead; None is enough for every worker."""
 
     @property
-    def hands(self) -> int:
+    def active_workers(self) -> int:
         """Workers that can be at work at once."""
         return self.workers if self.prefetch is None else min(self.workers, self.prefetch)
 
@@ -163,7 +163,7 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         batch_tokens=signals.recipe.batch_tokens,
         cache_choice=signals.input.cache_choice,
         sample_state=_sample_state(signals),
-    )  # fmt: skip
+    )
 
 
 def _sample_state(signals: Signals) -> str:

@@ -10,9 +10,24 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.signals import Signals
 
 CAUSES = (
-    "compute", "data-workers", "data-decode", "data-augment", "data-fetch", "copy", "network", "straggler", "memory",
-    "checkpoint", "validation", "startup", "epoch-start", "host", "labels", "diverged", "unexplained",
-)  # fmt: skip
+    "compute",
+    "data-workers",
+    "data-decode",
+    "data-augment",
+    "data-fetch",
+    "copy",
+    "network",
+    "straggler",
+    "memory",
+    "checkpoint",
+    "validation",
+    "startup",
+    "epoch-start",
+    "host",
+    "labels",
+    "diverged",
+    "unexplained",
+)
 
 
 @dataclass(frozen=True)

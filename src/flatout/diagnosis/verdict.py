@@ -55,9 +55,7 @@ def ranked(findings: Sequence[Finding], stepping_seconds: float) -> tuple[Findin
 
     def order(finding: Finding) -> tuple[bool, bool, bool, float, float]:
         once = recurs and finding.cause == "startup"
-        return (
-            not finding.urgent, finding.cause == "unexplained", once, -finding.saved_seconds, -(finding.usd or 0.0)
-        )  # fmt: skip
+        return (not finding.urgent, finding.cause == "unexplained", once, -finding.saved_seconds, -(finding.usd or 0.0))
 
     return tuple(sorted(findings, key=order))
 

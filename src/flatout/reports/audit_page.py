@@ -70,8 +70,13 @@ def figures(result: dict[str, Any]) -> list[tuple[str, str]]:
         if per_class:
             text += f", {per_class['min']} to {per_class['max']} in a class (median {per_class['median']:g})"
         rows.append((name, text))
-    rows.append(("bytes", f"{format_bytes(size['total'])}, mean {format_bytes(size['mean'])}, "
-                          f"{format_bytes(size['min'])} to {format_bytes(size['max'])}"))  # fmt: skip
+    rows.append(
+        (
+            "bytes",
+            f"{format_bytes(size['total'])}, mean {format_bytes(size['mean'])}, "
+            f"{format_bytes(size['min'])} to {format_bytes(size['max'])}",
+        )
+    )
     rows.append(("size", _size(result["sizes"])))
     decoded = result["decoded"]
     for name, key in (("modes", "modes"), ("formats", "formats")):

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.analysis.comparison import Comparison, Figure
-from flatout.analysis.values import write_value
+from flatout.reports.values import write_value
 from flatout.units import format_seconds, format_share
 
 _POINTS = ("accuracy.top1", "accuracy.top5", "data_wait_share", "utilization_mean")

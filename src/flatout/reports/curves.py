@@ -9,11 +9,13 @@ from markupsafe import Markup
 from flatout.analysis.convergence import Metric, metric_of
 from flatout.analysis.details import Details, numbers
 from flatout.reports.charts import Point, Series, line_chart, scatter_chart
-from flatout.reports.page import joined
+from flatout.reports.page import join_markup
+from flatout.runs.system import SYSTEM_COLUMNS
+from flatout.runs.tables import EPOCH_COLUMNS
 
 _MOST_SERIES = 8
 _LEVELS = ("rss", "memory", "swap", "shm")
-_NOT_METRICS = ("attempt", "epoch", "step", "samples", "train_loss", "val_loss", "learning_rate", "time_unix")
+_NOT_METRICS = (*EPOCH_COLUMNS, "val_loss")
 
 
 def curve_charts(details: Details) -> Markup:
@@ -42,7 +44,7 @@ def curve_charts(details: Details) -> Markup:
         line_chart("Learning rate", [rates], "step", from_zero=True, marks=marks),
         line_chart("Step time", times, "step", unit, from_zero=True, marks=marks),
     ]
-    return Markup('<div class="pair">{}</div>').format(joined(charts))
+    return Markup('<div class="pair">{}</div>').format(join_markup(charts))
 
 
 def _second_unit(details: Details) -> tuple[str, float]:
@@ -58,14 +60,15 @@ def _metrics(epochs: Sequence[Mapping[str, str]]) -> Markup:
     for name in names:
         by_unit.setdefault(metric_of(name).unit, []).append(metric_of(name))
     at = [int(row["epoch"]) + 1.0 for row in epochs]
-    return joined(
+    return join_markup(
         line_chart(
             "Accuracy" if unit == " %" else ", ".join(metric.title for metric in metrics),
             [Series(m.title, _scaled(at, numbers(epochs, m.name), m.factor), dots=True) for m in metrics],
-            "epoch", unit if unit == " %" else "",
+            "epoch",
+            unit if unit == " %" else "",
         )
         for unit, metrics in by_unit.items()
-    )  # fmt: skip
+    )
 
 
 def _points(at: Sequence[float], values: Sequence[float | None]) -> list[Point]:
@@ -110,7 +113,7 @@ def resource_charts(system: Sequence[Mapping[str, str]]) -> Markup:
             ]
             groups.setdefault((title, unit), []).append(Series(_label(name), points))
     charts = [_resource_chart(title, unit, series) for (title, unit), series in groups.items()]
-    return Markup('<div class="pair">{}</div>').format(joined(charts))
+    return Markup('<div class="pair">{}</div>').format(join_markup(charts))
 
 
 def _rated(value: float, length: float | None, factor: float, per_second: bool) -> float:
@@ -127,7 +130,7 @@ def _resource_chart(title: str, unit: str, series: Sequence[Series]) -> Markup:
 
 def _kind(column: str) -> tuple[str, str, float, bool]:
     """Title of the chart, unit, factor and whether the column counts per interval; no title: not a reading."""
-    if column in ("attempt", "seconds", "time_unix", "interval_seconds"):
+    if column in SYSTEM_COLUMNS:
         return "", "", 1, False
     device = re.split(r"\d|_", column, maxsplit=1)[0]
     name = {"nic": "Network", "disk": "Disk", "gpu": "GPU", "cpu": "CPU"}.get(device, device.replace("_", " ").title())

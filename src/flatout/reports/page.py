@@ -38,10 +38,14 @@ def page(title: str, body: Markup) -> str:
     style, script = (Markup((Path(__file__).parent / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     return str(
         _PAGE.format(
-            title=printable(title), body=body, style=style, script=script, style_hash=csp_hash(style),
+            title=printable(title),
+            body=body,
+            style=style,
+            script=script,
+            style_hash=csp_hash(style),
             script_hash=csp_hash(script),
         )
-    )  # fmt: skip
+    )
 
 
 def csp_hash(content: str) -> str:
@@ -61,7 +65,7 @@ def shown(value: Any) -> Markup:
     return escape("n/a" if value is None else printable(str(value)))
 
 
-def joined(pieces: Iterable[Markup]) -> Markup:
+def join_markup(pieces: Iterable[Markup]) -> Markup:
     return Markup("\n").join(pieces)
 
 
@@ -72,7 +76,7 @@ def section(title: str, *content: Markup, anchor: str = "") -> Markup:
         return Markup("")
     name = anchor or "".join(c if c.isalnum() else "-" for c in title.lower())
     body = Markup('<section id="{}" aria-labelledby="{}-h">\n<h2 id="{}-h">{}</h2>\n{}\n</section>')
-    return body.format(name, name, name, shown(title), joined(filled))
+    return body.format(name, name, name, shown(title), join_markup(filled))
 
 
 def paragraph(value: Any, kind: str = "") -> Markup:
@@ -93,14 +97,14 @@ def tiles(rows: Iterable[tuple[str, Any, Any]]) -> Markup:
     """The few figures that matter most: name, value, a small remark (or an empty string)."""
     tile = Markup('<div><dt>{}</dt><dd><span class="value">{}</span><span class="small">{}</span></dd></div>')
     return Markup('<dl class="tiles">{}</dl>').format(
-        joined(tile.format(shown(name), shown(value), shown(small)) for name, value, small in rows)
+        join_markup(tile.format(shown(name), shown(value), shown(small)) for name, value, small in rows)
     )
 
 
 def pairs(rows: Iterable[tuple[Any, Any]]) -> Markup:
     """Questions and their answers, or names and their values."""
     pair = Markup("<dt>{}</dt><dd>{}</dd>")
-    return Markup('<dl class="answers">{}</dl>').format(joined(pair.format(shown(a), shown(b)) for a, b in rows))
+    return Markup('<dl class="answers">{}</dl>').format(join_markup(pair.format(shown(a), shown(b)) for a, b in rows))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", total: bool = False) -> Markup:
@@ -109,8 +113,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "
     if not lines:
         return Markup("")
     right = [all(_is_figure(line[i]) for line in lines) for i in range(len(header))]
-    head = joined(_COLUMN.format(_kind(figure), shown(name)) for name, figure in zip(header, right, strict=True))
-    body = joined(_row(line, right, total and n == len(lines) - 1) for n, line in enumerate(lines))
+    head = join_markup(_COLUMN.format(_kind(figure), shown(name)) for name, figure in zip(header, right, strict=True))
+    body = join_markup(_row(line, right, total and n == len(lines) - 1) for n, line in enumerate(lines))
     return Markup(
         '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>{}<thead><tr>{}</tr></thead>\n'
         "<tbody>\n{}\n</tbody></table></div>"
@@ -126,7 +130,7 @@ _CELL = Markup('<td class="{}">{}</td>')
 
 def _row(cells: Sequence[Markup], right: Sequence[bool], total: bool) -> Markup:
     first = _FIRST.format(_kind(right[0]), cells[0])
-    rest = joined(_CELL.format(_kind(figure), cell) for cell, figure in zip(cells[1:], right[1:], strict=True))
+    rest = join_markup(_CELL.format(_kind(figure), cell) for cell, figure in zip(cells[1:], right[1:], strict=True))
     return Markup('<tr class="{}">{}{}</tr>').format("total" if total else "", first, rest)
 
 
@@ -140,7 +144,7 @@ def _is_figure(cell: Markup) -> bool:
 
 def folded(title: str, *content: Markup) -> Markup:
     """Content that opens on demand."""
-    return Markup("<details><summary>{}</summary>{}</details>").format(shown(title), joined(content))
+    return Markup("<details><summary>{}</summary>{}</details>").format(shown(title), join_markup(content))
 
 
 def preformatted(text: str) -> Markup:
@@ -150,5 +154,5 @@ def preformatted(text: str) -> Markup:
 
 def navigation(anchors: Iterable[tuple[str, str]]) -> Markup:
     """Links to sections: anchor, text."""
-    links = joined(Markup('<a href="#{}">{}</a>').format(anchor, shown(text)) for anchor, text in anchors)
+    links = join_markup(Markup('<a href="#{}">{}</a>').format(anchor, shown(text)) for anchor, text in anchors)
     return Markup('<nav aria-label="Sections">{}</nav>').format(links)

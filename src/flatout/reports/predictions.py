@@ -61,9 +61,14 @@ def scores_table(scores: Sequence[Scored]) -> Table:
         table.add_column(name)
     for score in scores:
         table.add_row(
-            score.made_in, named(score.changes), score.run, format_seconds(score.step_predicted),
-            format_seconds(score.step_measured), f"{100 * score.error:+.1f} %", "yes" if score.inside else "no",
-        )  # fmt: skip
+            score.made_in,
+            named(score.changes),
+            score.run,
+            format_seconds(score.step_predicted),
+            format_seconds(score.step_measured),
+            f"{100 * score.error:+.1f} %",
+            "yes" if score.inside else "no",
+        )
     return table
 
 

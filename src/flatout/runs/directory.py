@@ -24,9 +24,9 @@ class RunDirectory:
         self._lock: int | None = None
         self._home: int | None = None  # the directory itself, open: its number is not given to another one meanwhile
         self._made: list[Path] = []  # folders that were not there before
-        self._settle(root)
+        self._set_paths(root)
 
-    def _settle(self, root: Path) -> None:
+    def _set_paths(self, root: Path) -> None:
         self.root = root
         self.config = root / "config.yaml"
         self.environment = root / "env.json"
@@ -74,9 +74,9 @@ class RunDirectory:
             if os.listdir(self.root) == [self._lock_path.name]:
                 self._lock_path.unlink()
                 self._remove_made()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for fd in (self._lock, self._home):
             if fd is not None:
                 os.close(fd)
@@ -98,11 +98,13 @@ class RunDirectory:
         """After a fate: the same place, where it was deleted; where it is now; or a new place beside the other one."""
         fate, moved_to = self.fate(), self._moved_to()
         if fate == "moved" and moved_to is not None:
-            self._settle(moved_to)
+            self._set_paths(moved_to)
             return
-        self._let_go()
+        self._release()
         if fate == "replaced":
-            self._settle(self.root.with_name(f"{self.root.name}-kept-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
+            self._set_paths(
+                self.root.with_name(f"{self.root.name}-kept-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+            )
         self.lock()
 
     def _moved_to(self) -> Path | None:

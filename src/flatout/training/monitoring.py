@@ -13,7 +13,7 @@ from flatout.config.schema import Config
 from flatout.engine.devices import Device
 from flatout.engine.parallel.joining import devices_per_node
 from flatout.errors import ConfigError
-from flatout.machine import Cell, Monitor, Reader
+from flatout.machine import Cell, Monitor, SystemReader
 from flatout.machine.budgets import cache_folder
 from flatout.machine.cgroup import own_limits
 from flatout.machine.cpu import CpuReader
@@ -123,13 +123,13 @@ class SystemRecords:
             self._table.append(whole)
             self._totals.add(whole)
 
-    def _readers(self) -> dict[str, Callable[[], Reader]]:
+    def _readers(self) -> dict[str, Callable[[], SystemReader]]:
         tree, limits, data = ProcessTree(), own_limits(), self._config.data.path
         held = cache_folder() if "://" in data else Path(os.path.expanduser(data))  # remote data is staged there
         folders = {"data": held, "run": self._directory.root}
         wanted = self._config.monitor.interface
         interface = self.rank_interface if wanted == "auto" and self.rank_interface is not None else wanted
-        readers: dict[str, Callable[[], Reader]] = {
+        readers: dict[str, Callable[[], SystemReader]] = {
             "cpu": lambda: CpuReader(tree, limits),
             "memory": lambda: MemoryReader(tree, limits),
             "disk": lambda: DiskReader(folders),

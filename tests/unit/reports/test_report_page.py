@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from flatout.analysis.answers import answers
-from flatout.analysis.details import Details, correlation, network_rates, read_details, step_times_by_network
+from flatout.analysis.details import Details, read_details
+from flatout.analysis.network import correlation, network_rates, step_times_by_network
 from flatout.analysis.trace import write_trace
 from flatout.reports.html import report_page
 from flatout.reports.markdown import report_markdown
