@@ -17,7 +17,7 @@ _PAGE = Markup("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src '{style_hash}'; \
-script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
+{script_source}base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <title>{title}</title>
@@ -26,26 +26,24 @@ script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
 </head>
 <body>
 {body}
-<script>{script}</script>
-</body>
+{script}</body>
 </html>
 """)
 
 
-def page(title: str, body: Markup) -> str:
-    """A whole document; `body` holds <header>, <main> and <footer>."""
+def page(title: str, body: Markup, scripted: bool = True) -> str:
+    """A whole document; `body` holds <header>, <main> and <footer>. `scripted`: with page.js, which charts use."""
     # our own files, not anybody's words
     style, script = (Markup((Path(__file__).parent / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
-    return str(
-        _PAGE.format(
-            title=printable(title),
-            body=body,
-            style=style,
-            script=script,
-            style_hash=csp_hash(style),
-            script_hash=csp_hash(script),
-        )
+    document = _PAGE.format(
+        title=printable(title),
+        body=body,
+        style=style,
+        style_hash=csp_hash(style),
+        script=Markup("<script>{}</script>\n").format(script) if scripted else "",
+        script_source=Markup("script-src '{}'; ").format(csp_hash(script)) if scripted else "",
     )
+    return str(document)
 
 
 def csp_hash(content: str) -> str:

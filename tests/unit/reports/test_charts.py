@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from flatout.reports.charts import Series, area_chart, line_chart, scatter_chart, thin, ticks
-from flatout.reports.strips import Block, stacked, strips
 from flatout.reports.page import note, page, pairs, preformatted, section, table, tiles
+from flatout.reports.strips import Block, stacked, strips
 from flatout.units import format_seconds
 
 ATTACK = "<script>alert(1)</script>\"'&"

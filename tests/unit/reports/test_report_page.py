@@ -15,6 +15,7 @@ from flatout.analysis.answers import answers
 from flatout.analysis.details import Details, read_details
 from flatout.analysis.network import correlation, network_rates, step_times_by_network
 from flatout.analysis.trace import write_trace
+from flatout.reports import page as page_room
 from flatout.reports.html import report_page
 from flatout.reports.markdown import report_markdown
 from flatout.reports.terminal import render
@@ -264,3 +265,9 @@ def test_a_slow_start_does_not_hide_the_link(folder: Path) -> None:
     time = {"wall_seconds": 80.0, "parts": {"startup": 70.0, "communication": 5.0, "forward": 5.0}}
     told = dict(answers(details_of(folder, {**SUMMARY, "network": network, "time": time})))
     assert told["Was the network the limit?"].startswith("yes, very likely: 50.0 % of the time after the start")
+
+
+def test_pages_are_written_one_way() -> None:
+    """docs/decisions/0011: no templates beside page.py."""
+    sources = [path.read_text() for path in Path(page_room.__file__).parents[1].rglob("*.py")]
+    assert not any("jinja2" in source for source in sources)
