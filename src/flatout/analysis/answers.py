@@ -17,6 +17,8 @@ _LONG_NAME = 40
 
 
 class Answer(NamedTuple):
+    """A question, and the sentence that answers it."""
+
     question: str
     answer: str
 
@@ -52,6 +54,7 @@ def _part(details: Details, name: str) -> dict[str, Any]:
 
 
 def is_emulated(details: Details) -> bool:
+    """Whether compute was replaced by a calibrated wait."""
     return bool(_part(details, "device").get("emulated"))
 
 
@@ -206,6 +209,7 @@ def _network_steps(details: Details) -> str:
 
 
 def network_points(details: Details) -> list[tuple[float, float]]:
+    """Bits per second and seconds of every step that has a reading near it."""
     rates = network_rates(details.system, _part(details, "network").get("interface"))
     return step_times_by_network(details.run.steps, rates)
 

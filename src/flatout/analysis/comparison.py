@@ -41,6 +41,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Comparison:
+    """Runs side by side; tuples have one value for each run, in the order of `labels`."""
+
     labels: tuple[str, ...]
     directories: tuple[Path, ...]
     caveats: tuple[str, ...]

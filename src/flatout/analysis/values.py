@@ -16,6 +16,7 @@ def look_up(run: Run, key: str) -> Any:
 
 
 def nested(values: Any, key: str) -> Any:
+    """The value of a dotted key; None where any part of the way is missing."""
     for part in key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return None

@@ -40,6 +40,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
+    """One cause, or one piece of advice."""
+
     id: str
     cause: str | None
     """One of CAUSES; None for advice that explains no time."""
@@ -97,4 +99,5 @@ def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15)
 
 
 def percent(share: float) -> str:
+    """A share of 1 in words."""
     return f"{100 * share:.0f} %"

@@ -13,6 +13,8 @@ _STOP_SECONDS = 2.0  # a reader may hang on a dead network disk; the run does no
 
 
 class SystemReader(Protocol):
+    """One source of columns for system.csv."""
+
     def describe(self) -> dict[str, Any]:
         """What does not change while the run goes on: sizes, limits, names."""
         ...

@@ -229,10 +229,12 @@ def _x_axis(frame: _Frame, x_label: str) -> Markup:
 
 
 def text_anchor(percent: float) -> str:
+    """Keeps labels at the ends of an axis inside of it."""
     return "start" if percent < 2 else "end" if percent > 98 else "middle"
 
 
 def caption_note(note: str) -> Markup:
+    """A chart's remark beside its title; nothing for an empty one."""
     return Markup(' <span class="dim">{}</span>').format(shown(note)) if note else Markup("")
 
 

@@ -22,6 +22,7 @@ _CURVES = (
 
 
 def comparison_page(found: Comparison, sides: Sequence[Side]) -> str:
+    """A whole document; `sides` are the runs of `found`, for their curves."""
     title = " against ".join(found.labels) if len(found.labels) == 2 else f"{len(found.labels)} runs compared"
     parts = [
         join_markup(note(text, "bad" if text.startswith("NOT") else "warn") for text in found.caveats),

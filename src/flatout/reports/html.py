@@ -36,6 +36,7 @@ _FINDING = ("evidence", "fix", "gain", "usd")
 
 
 def write_report_page(path: Path, details: Details) -> None:
+    """Whole or not at all; OSError where `path` cannot be written."""
     write_text(path, report_page(details))
 
 

@@ -64,6 +64,7 @@ def shown(value: Any) -> Markup:
 
 
 def join_markup(pieces: Iterable[Markup]) -> Markup:
+    """One piece below the other."""
     return Markup("\n").join(pieces)
 
 
@@ -88,6 +89,7 @@ def note(value: Any, kind: str = "warn") -> Markup:
 
 
 def pill(text: str, kind: str = "") -> Markup:
+    """A short word in a box; `kind` is good, warn or bad."""
     return Markup('<span class="pill {}">{}</span>').format(kind, shown(text))
 
 
@@ -146,6 +148,7 @@ def folded(title: str, *content: Markup) -> Markup:
 
 
 def preformatted(text: str) -> Markup:
+    """Text with its line breaks, control characters as escapes."""
     lines = "\n".join(printable(line) for line in text.split("\n"))
     return Markup('<pre tabindex="0">{}</pre>').format(lines)
 

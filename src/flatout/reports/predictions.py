@@ -30,6 +30,7 @@ class Scored(Protocol):
 
 
 def predictions_table(predictions: Sequence[Prediction]) -> Table:
+    """The first is the run as it is; speed-ups are to it."""
     table = Table(title="what it would buy (interval below each value)", title_justify="left")
     for name in ("change", "step", "samples/s", "epoch", "run", "cost", "memory", "limit", "speed-up"):
         table.add_column(name)
@@ -56,6 +57,7 @@ def _change(prediction: Prediction) -> str:
 
 
 def scores_table(scores: Sequence[Scored]) -> Table:
+    """A row for each prediction that has a run."""
     table = Table(title="predictions and the runs that followed", title_justify="left")
     for name in ("predicted in", "change", "run", "step predicted", "measured", "error", "in interval"):
         table.add_column(name)
@@ -73,6 +75,7 @@ def scores_table(scores: Sequence[Scored]) -> Table:
 
 
 def named(changes: Mapping[str, Any]) -> str:
+    """Changes as on the command line."""
     return ", ".join(f"{key}={value}" for key, value in changes.items())
 
 

@@ -75,6 +75,7 @@ _DIFFERENCE_HEADER = ("name", "actual - estimate", "of the estimate", "because o
 
 
 def as_markdown(title: str, rows: Sequence[SuiteRow]) -> str:
+    """The table, and why epochs took other than estimated."""
     lines = [f"# {title}", "", *_markdown_table(list(cells(rows[0])), [list(cells(row).values()) for row in rows])]
     explained = [_difference(row) for row in rows if row.epochs]
     if explained:
@@ -88,6 +89,7 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def as_html(title: str, rows: Sequence[SuiteRow]) -> str:
+    """A whole document."""
     explained = [_difference(row) for row in rows if row.epochs]
     body = Markup("<header><h1>{}</h1></header><main>{}{}</main>").format(
         title,
@@ -104,6 +106,7 @@ def _page_row(row: SuiteRow) -> list[str | Markup]:
 
 
 def as_json(title: str, rows: Sequence[SuiteRow]) -> dict[str, Any]:
+    """Values of every repeat, not rounded."""
     return {
         "suite": title,
         "rows": [

@@ -9,6 +9,7 @@ _SHARES = ("top1", "top5", "busy_fraction", "utilization_mean", "cpu_mean")
 
 
 def write_value(key: str, value: Any) -> str:
+    """The last part of the dotted `key` says quantity and unit; n/a for None."""
     if value is None:
         return "n/a"
     if isinstance(value, bool):

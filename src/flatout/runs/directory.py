@@ -192,6 +192,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:
+    """Indented, finite numbers only; whole or not at all, as `write_text`."""
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
@@ -208,6 +209,7 @@ def mark_ended(directory: RunDirectory, status: str, cause: str) -> None:
 
 
 def mark_failed(directory: RunDirectory, cause: str) -> None:
+    """As `mark_ended`, of a run that did not end by itself."""
     mark_ended(directory, "failed", cause)
 
 
@@ -223,6 +225,7 @@ def _overwrite(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The keys of a JSON file; none where it is not there or holds no keys."""
     try:
         with blamed_as(RunDirectoryError):
             values = untrusted.read_json(path)

@@ -44,6 +44,8 @@ def _names() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ForeignLog:
+    """Another program's log in our columns; what it does not say is None."""
+
     kind: str
     columns: dict[str, str]
     """Ours -> theirs."""

@@ -5,6 +5,7 @@ from flatout.diagnosis.signals import Signals
 
 
 def throttled_share(signals: Signals) -> float:
+    """Of the requests to the store; 0 without a store."""
     store = signals.input.store
     return (store.throttles or 0) / store.requests if store is not None and store.requests else 0.0
 
