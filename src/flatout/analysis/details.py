@@ -46,18 +46,13 @@ class Details:
 def read_details(run: Run) -> Details:
     """Reads the span file in one pass."""
     directory = RunDirectory(run.directory)
-    activity = read_activity(directory.spans / "rank0.jsonl", run.steps)
-    batch_size = (run.config.get("data") or {}).get("batch_size")
-    if run.config.get("task") == "translation":
-        accounts = account_epochs(run.steps, activity.ledger, None)
-    else:
-        accounts = account_epochs(run.steps, activity.ledger, batch_size) if isinstance(batch_size, int) else []
+    activity = read_activity(directory.rank_spans(), run.steps)
     findings, verdict = _findings(run.directory / "findings.json")
     return Details(
         run,
         activity,
-        accounts,
-        read_table(run.directory / "system.csv"),
+        account_epochs(run, activity.ledger),
+        run.system,
         read_table(directory.quarantine),
         findings,
         verdict,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flatout.runs import Run
 from flatout.runs.steps import StepRow
 from flatout.runs.summary import quantile
 from flatout.timeline.reading import SpanRow
@@ -97,11 +98,16 @@ class EpochAccount:
 DIFFERENCES = ("data_wait", "warm_up", "uneven_steps", "validation", "checkpoint", "other")
 
 
-def account_epochs(steps: Sequence[StepRow], ledger: EpochLedger, batch_size: int | None) -> list[EpochAccount]:
-    """One account for every epoch that has steps and spans; `steps` are those that count.
+def account_epochs(run: Run, ledger: EpochLedger) -> list[EpochAccount]:
+    """One account for every epoch that has steps and spans; none where the batch size is not known."""
+    if run.config.get("task") == "translation":  # batches are cut by tokens and differ in samples: each step is one
+        return account_steps(run.steps, ledger, None)
+    batch_size = (run.config.get("data") or {}).get("batch_size")
+    return account_steps(run.steps, ledger, batch_size) if isinstance(batch_size, int) else []
 
-    `batch_size` is None where batches differ in samples, as those cut by tokens do: then each step is one batch.
-    """
+
+def account_steps(steps: Sequence[StepRow], ledger: EpochLedger, batch_size: int | None) -> list[EpochAccount]:
+    """`steps` are those that count. Without a `batch_size` each of them is one batch."""
     by_epoch: dict[int, list[StepRow]] = {}
     for row in steps:
         by_epoch.setdefault(row.epoch, []).append(row)

@@ -22,14 +22,12 @@ class MeanEpoch:
 
 def mean_epoch(run: Run) -> MeanEpoch | None:
     """None where no epoch was finished."""
-    by_tokens = run.config.get("task") == "translation"
-    batch_size = None if by_tokens else (run.config.get("data") or {}).get("batch_size")
-    if not run.epochs or not (by_tokens or isinstance(batch_size, int)):
-        return None
-    by_epoch = read_activity(RunDirectory(run.directory).spans / "rank0.jsonl", run.steps).ledger
-    ledger = by_epoch.epochs
     whole = {int(row["epoch"]) for row in run.epochs}
-    accounts = [each for each in account_epochs(run.steps, by_epoch, batch_size) if each.epoch in whole]
+    if not whole:
+        return None
+    by_epoch = read_activity(RunDirectory(run.directory).rank_spans(), run.steps).ledger
+    ledger = by_epoch.epochs
+    accounts = [each for each in account_epochs(run, by_epoch) if each.epoch in whole]
     if not accounts:
         return None
 

@@ -10,7 +10,6 @@ from typing import Any
 from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
 from flatout.runs.system import SYSTEM_COLUMNS
-from flatout.runs.tables import read_table
 from flatout.timeline.reading import AttemptStart, read_spans
 from flatout.untrusted import number
 
@@ -44,7 +43,7 @@ def trace_events(run: Run) -> Iterator[Event]:
     for process, path in enumerate(files):
         yield _name("process_name", process, 0, f"{run.name} {path.stem.replace('rank', 'rank ')}")
         yield from _rank_events(process, path, origin)
-    yield from _counters(len(files), read_table(run.directory / "system.csv"), origin)
+    yield from _counters(len(files), run.system, origin)
 
 
 def _first_start(path: Path) -> AttemptStart | None:

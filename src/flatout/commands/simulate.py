@@ -105,7 +105,7 @@ def _world(plan: Plan) -> World:
 
 
 def _figures(plan: Plan, outcome: Outcome, name: str) -> dict[str, Any]:
-    """Each job pays for its node as long as it runs; the service is paid once, as long as anybody does."""
+    """Each job pays for its node as long as it runs; the service is paid once, as long as any job runs."""
     nodes = sum(outcome.job_seconds) / 3600 * plan.node_usd_per_hour
     service = 0.0 if name == "independent" else outcome.seconds / 3600 * plan.service_usd_per_hour
     rates = [plan.batch_size * outcome.batches / len(outcome.job_seconds) / max(s, 1e-9) for s in outcome.job_seconds]

@@ -150,7 +150,7 @@ def _arguments(suite: Suite, plan: _Plan, action: str) -> list[str]:
 
 
 def _outcome(plan: _Plan, failure: str | None) -> ExperimentOutcome:
-    """What the run's files say; `failure` are the last words of a process that did not end well."""
+    """What the run's files say; `failure` is the last line of a process that did not end well."""
     experiment, values = plan.experiment, plan.config.model_dump(mode="json", by_alias=True)
     try:
         run = read_run(plan.directory.root) if plan.directory.exists else None
@@ -209,7 +209,7 @@ class _Children:
             return list(threads.map(self.train, runs))
 
     def train(self, arguments: list[str]) -> str | None:
-        """None if the child ended well, else its last words."""
+        """None if the child ended well, else the last line of its stderr."""
         started, last = time.monotonic(), ""
         command = [sys.executable, "-m", "flatout", "train", *arguments]
         with subprocess.Popen(

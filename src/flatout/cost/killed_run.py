@@ -1,4 +1,4 @@
-"""The cost of a run that was killed: it left nobody to price it, so whoever reads it does."""
+"""The cost of a run that was killed, from what its files recorded: its own process could not price it."""
 
 from collections.abc import Mapping
 from typing import Any

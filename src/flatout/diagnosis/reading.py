@@ -24,23 +24,21 @@ from flatout.diagnosis.signal_groups import (
 )
 from flatout.diagnosis.signals import Signals
 from flatout.errors import UserError
-from flatout.runs import Run
+from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import read_json
 from flatout.runs.steps import StepRow, parse_float
-from flatout.runs.tables import read_table
 from flatout.untrusted import number
 
 _FETCHERS = 4  # of data/loading/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
-Table = Sequence[Mapping[str, str]]
 
 
 def read_signals(run: Run) -> Signals:
     """Everything the run's directory says that a rule may want to know."""
-    spans = [read_rank_spans(run.directory / "spans" / f"rank{rank}.jsonl") for rank in range(_world_size(run))]
+    directory = RunDirectory(run.directory)
+    spans = [read_rank_spans(directory.rank_spans(rank)) for rank in range(_world_size(run))]
     steps = tuple(step for step in run.steps if step.seconds > 0)
     epochs = tuple(map(_epoch, run.epochs))
-    system = read_table(run.directory / "system.csv")
     kind = _section(run.environment, "device").get("kind") or run.config.get("device") or "cpu"
     return Signals(
         time=_time(run, epochs, spans[0]),
@@ -49,8 +47,8 @@ def read_signals(run: Run) -> Signals:
         cause=run.summary.get("cause"),
         recipe=_recipe(run, kind, steps),
         input=_input(run, kind, steps, epochs, spans[0]),
-        device=_device(run, kind, system),
-        host=_host(run, system),
+        device=_device(run, kind),
+        host=_host(run),
         learning=LearningSignals(epochs, _classes(run)),
         cost=_cost(run),
         ranks=_ranks(run, spans),
@@ -232,7 +230,7 @@ def _shared(use: Mapping[str, Any]) -> SharedBatches | None:
     )
 
 
-def _device(run: Run, kind: str, system: Table) -> DeviceSignals:
+def _device(run: Run, kind: str) -> DeviceSignals:
     """Of the first GPU, where there are several."""
     use, emulated = _section(run.summary, "device_use"), _section(run.config, "emulated") if kind == "emulated" else {}
     gpus = _section(run.summary, "host").get("gpus")
@@ -245,32 +243,32 @@ def _device(run: Run, kind: str, system: Table) -> DeviceSignals:
         flops_share=use.get("flops_share"),
         emulated_base_seconds=emulated.get("base_seconds"),
         emulated_seconds_per_sample=emulated.get("seconds_per_sample"),
-        busy_share=_column(system, "gpu0_utilization"),
-        clock_share=tuple(mhz / most_mhz for mhz in _column(system, "gpu0_sm_clock_mhz")) if most_mhz else (),
-        celsius=_column(system, "gpu0_temperature_celsius"),
+        busy_share=_column(run.system, "gpu0_utilization"),
+        clock_share=tuple(mhz / most_mhz for mhz in _column(run.system, "gpu0_sm_clock_mhz")) if most_mhz else (),
+        celsius=_column(run.system, "gpu0_temperature_celsius"),
     )
 
 
-def _host(run: Run, system: Table) -> HostSignals:
+def _host(run: Run) -> HostSignals:
     threads, cores = run.config.get("threads"), _cores(run)
-    disks = [name for name in (system[0] if system else {}) if name.startswith("disk_")]
+    disks = [name for name in (run.system[0] if run.system else {}) if name.startswith("disk_")]
     return HostSignals(
         cores=cores,
         threads=threads if isinstance(threads, int) else cores,
         memory_total_bytes=run.environment.get("memory_bytes"),
-        seconds=_column(system, "time_unix", "seconds"),
-        cpu_share=_column(system, "cpu"),
-        process_cores=_column(system, "process_cores"),
-        resident_bytes=_column(system, "rss_private_bytes", "rss_bytes"),
-        available_bytes=_column(system, "memory_free_bytes"),
+        seconds=_column(run.system, "time_unix", "seconds"),
+        cpu_share=_column(run.system, "cpu"),
+        process_cores=_column(run.system, "process_cores"),
+        resident_bytes=_column(run.system, "rss_private_bytes", "rss_bytes"),
+        available_bytes=_column(run.system, "memory_free_bytes"),
         disk_read_bytes_per_second=_column(
-            system, *(name for name in disks if name.endswith("_read_bytes")), per="interval_seconds"
+            run.system, *(name for name in disks if name.endswith("_read_bytes")), per="interval_seconds"
         ),
-        disk_busy_share=_column(system, *(name for name in disks if name.endswith("_busy"))),
+        disk_busy_share=_column(run.system, *(name for name in disks if name.endswith("_busy"))),
     )
 
 
-def _column(rows: Table, *names: str, per: str | None = None) -> tuple[float, ...]:
+def _column(rows: Sequence[Mapping[str, str]], *names: str, per: str | None = None) -> tuple[float, ...]:
     """The first of these columns that holds numbers; `per` names one to divide by."""
     for name in names:
         pairs = [(number(row.get(name)), number(row.get(per)) if per else 1.0) for row in rows]

@@ -251,7 +251,7 @@ class HostSignals:
 
     @property
     def other_cores(self) -> float:
-        """Cores that other processes took while this run went on; 0 where nobody looked."""
+        """Cores that other processes took while this run went on; 0 where it was not recorded."""
         if not self.cpu_share or not self.process_cores:
             return 0.0
         return max(0.0, mean(self.cpu_share) * self.cores - mean(self.process_cores))

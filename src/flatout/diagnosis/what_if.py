@@ -287,7 +287,7 @@ def _by_measured_costs(calibration: Calibration, state: str, fetch: float, work:
 
 
 def _crowding(calibration: Calibration, workers: int) -> float:
-    """How much slower each pair of hands works when others do, too."""
+    """How many times longer a worker takes when `workers` are at work at once."""
     busy = min(max(workers, 1), calibration.cores)
     return 1 + calibration.contention * (busy - 1) / max(1.0, calibration.cores - 1)
 

@@ -1,4 +1,4 @@
-"""The result of an audit for people: on the terminal, and as one self-contained page. Names come from strangers: they
+"""The result of an audit for people: on the terminal, and as one self-contained page. Names are untrusted: they
 are escaped in the page and shown without their control characters everywhere."""
 
 from collections.abc import Mapping

@@ -33,7 +33,7 @@ _PAGE = Markup("""<!doctype html>
 
 def page(title: str, body: Markup, scripted: bool = True) -> str:
     """A whole document; `body` holds <header>, <main> and <footer>. `scripted`: with page.js, which charts use."""
-    # our own files, not anybody's words
+    # files of this package: not escaped
     style, script = (Markup((Path(__file__).parent / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     document = _PAGE.format(
         title=printable(title),

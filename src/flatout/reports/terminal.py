@@ -38,7 +38,7 @@ def render(details: Details, written: Mapping[str, str] | None = None) -> Render
 
 
 def _text(value: str, style: str = "") -> Text:
-    """What strangers named: neither markup nor control characters."""
+    """Untrusted text: markup is not interpreted, control characters are shown as escapes."""
     return Text(printable(value), style, overflow="fold")
 
 

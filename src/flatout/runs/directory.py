@@ -44,6 +44,10 @@ class RunDirectory:
         self.checkpoints = root / "checkpoints"
         self._lock_path = root / "lock"
 
+    def rank_spans(self, rank: int = 0) -> Path:
+        """The span file of one rank."""
+        return self.spans / f"rank{rank}.jsonl"
+
     @property
     def exists(self) -> bool:
         return self.config.exists()
@@ -197,7 +201,7 @@ def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:
 
 
 def mark_ended(directory: RunDirectory, status: str, cause: str) -> None:
-    """For whoever is left when the summary cannot be written as usual; what is final stays."""
+    """Sets status and cause where the full summary cannot be written; a run that has ended keeps its status."""
     summary = read_json(directory.summary)
     if summary.get("status") != "running":
         return

@@ -168,7 +168,7 @@ def _fill_epochs(rows: list[dict[str, Any]]) -> None:
 
 
 def _as_fractions(kind: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Accuracy as a share of 1: timm writes per cent, and so does whoever writes more than 1."""
+    """Accuracy as a share of 1: timm writes per cent, and a log with values above 1 does too."""
     notes = []
     for name in ("top1", "top5"):
         values = [row[name] for row in rows if row.get(name) is not None]
@@ -212,7 +212,7 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sound(name: str, value: float | None) -> float | None:
-    """A loss may be NaN, that is news; a place or a time may not."""
+    """None for what cannot be used. A loss may be NaN (the run diverged); an epoch, a step or a time may not."""
     if value is None or (not math.isfinite(value) and "loss" not in name):
         return None
     return None if name in ("epoch", "step") and not 0 <= value < 1 << 53 else value

@@ -25,7 +25,7 @@ def rebuild_summary(
     """What the last summary said, with everything that the other files know better. `steps` and `epochs` are the rows
     that count. `cost` is None: what the run last wrote down leaves out the time up to the kill (cost/killed_run.py)."""
     samples = [row.samples for row in steps]
-    attempts = read_attempts(directory.spans / "rank0.jsonl")
+    attempts = read_attempts(directory.rank_spans())
     metric = (config.get("checkpoint") or {}).get("metric") or "top1"
     parts = add_parts([each.parts for each in attempts])
     wall_seconds = sum(each.wall_seconds for each in attempts)

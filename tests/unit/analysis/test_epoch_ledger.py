@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flatout.analysis.activity import BINS, Overview, read_activity
-from flatout.analysis.epoch_ledger import DIFFERENCES, EpochLedger, account_epochs, explain_difference
+from flatout.analysis.epoch_ledger import DIFFERENCES, EpochLedger, account_steps, explain_difference
 from flatout.runs.steps import StepRow
 from flatout.timeline.reading import AttemptStart, SpanRow, read_attempts, read_spans
 
@@ -104,7 +104,7 @@ def test_a_span_inside_another_is_counted_once(tmp_path: Path) -> None:
 
 def test_the_estimate_and_its_differences_are_the_actual_epoch(restarted: tuple[Path, list[StepRow]]) -> None:
     path, rows = restarted
-    accounts = account_epochs(rows, read_activity(path, rows).ledger, 8)
+    accounts = account_steps(rows, read_activity(path, rows).ledger, 8)
     for account in accounts:
         assert account.estimate + sum(getattr(account, name) for name in DIFFERENCES) == pytest.approx(account.actual)
     first, second = accounts
@@ -133,14 +133,14 @@ def ledger_of(rows: list[StepRow], **parts: float) -> EpochLedger:
 def test_a_short_last_batch_is_part_of_one() -> None:
     rows = step_rows([(1, s, 0) for s in range(1, 4)])
     rows[-1] = rows[-1]._replace(samples=4)
-    (account,) = account_epochs(rows, ledger_of(rows, forward=12.53), 8)
+    (account,) = account_steps(rows, ledger_of(rows, forward=12.53), 8)
     assert account.batches == 2.5
     assert account.estimate == pytest.approx(2.5 * 3.01)
 
 
 def test_an_epoch_over_two_attempts_says_so(restarted: tuple[Path, list[StepRow]]) -> None:
     path, rows = restarted
-    first, second = account_epochs(rows, read_activity(path, rows).ledger, 8)
+    first, second = account_steps(rows, read_activity(path, rows).ledger, 8)
     assert (first.restarted, second.restarted) == (False, True)
     assert second.other == pytest.approx(0.1 + 2 * 3.01 + 2.0)  # and what was lost with the kill
 

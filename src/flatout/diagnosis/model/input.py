@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PreparationCosts:
-    """What one sample costs whoever prepares it."""
+    """What preparing one sample takes."""
 
     decode_seconds: float
     """Decoding and augmenting, on one core."""

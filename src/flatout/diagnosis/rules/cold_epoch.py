@@ -11,7 +11,7 @@ from flatout.units import format_seconds
 
 def find(signals: Signals) -> Finding | None:
     ratio = signals.step.cold_ratio
-    if ratio is None or ratio <= 1.3 or throttled_share(signals) > 0.01:  # a store that throttles is told so
+    if ratio is None or ratio <= 1.3 or throttled_share(signals) > 0.01:  # throttling.py names that cause
         return None
     first = [step for step in signals.steps[WARM_UP_STEPS:] if step.epoch == signals.steps[0].epoch]
     extra = sum(max(0.0, step.wait_seconds - signals.step.wait_seconds) for step in first)

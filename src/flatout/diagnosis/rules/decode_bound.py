@@ -1,4 +1,4 @@
-"""Every core decodes and the device still waits: less decoding, since there are no more hands."""
+"""Every core decodes and the device still waits: more workers would not help, less decoding would."""
 
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
 from flatout.diagnosis.rules.augment_bound import augment_dominates

@@ -1,4 +1,4 @@
-"""Jobs wait for shared batches while every producer is at work: too few hands for all of them."""
+"""Jobs wait for shared batches while every producer is at work: there are too few producers."""
 
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
 from flatout.diagnosis.signals import Signals
