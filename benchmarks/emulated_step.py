@@ -21,7 +21,7 @@ import yaml
 
 from dated_results import publish
 from flatout.data.source.shapes import make_shapes
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 
 BATCH, CLASSES, STEP_SECONDS = 8, 8, 0.020
 WARM_UP_STEPS = 50

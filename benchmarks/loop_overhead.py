@@ -25,7 +25,8 @@ from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import keep_freed_memory
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import Job, Progress, train
-from flatout.runs.directory import STEP_COLUMNS, Table
+from flatout.runs.steps import STEP_COLUMNS
+from flatout.runs.tables import Table
 from flatout.timeline import Recorder
 from flatout.training.setup import prepare_setup
 

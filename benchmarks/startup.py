@@ -20,7 +20,7 @@ import yaml
 
 from dated_results import publish
 from flatout.data.source.shapes import make_shapes
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 
 CLASSES, BATCH = 8, 64
 

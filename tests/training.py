@@ -27,7 +27,7 @@ import yaml
 
 from flatout.data.source.shapes import make_shapes
 from flatout.data.text.vocabulary import read_vocabulary
-from flatout.runs.directory import effective_rows, read_table
+from flatout.runs.tables import effective_rows, read_table
 from flatout.sampling import batch_count, batch_ids, epoch_order, ids_digest
 from flatout.sampling.token_batches import batch_of, batch_order, cut_by_tokens, token_order
 

@@ -159,7 +159,7 @@ def measured(run: Path, what: str) -> float:
     from flatout.runs import read_run
 
     signals = read_signals(read_run(run))
-    return signals.step_seconds if what == "step" else signals.wall_seconds
+    return signals.step.seconds if what == "step" else signals.time.wall_seconds
 
 
 def play(lab: Lab, base: Base, again: bool) -> list[dict[str, Any]]:

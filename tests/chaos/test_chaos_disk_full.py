@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engine import checkpoint
-from flatout.runs.directory import Table, read_table
+from flatout.runs.tables import Table, read_table
 from training import (
     DEADLINE_SECONDS,
     Command,

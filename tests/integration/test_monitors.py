@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from training import STEPS, command, row_count, start, summary, wait_until, write_recipe
 
 

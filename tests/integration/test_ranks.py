@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flatout.engine import checkpoint
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from ranks import places, run_ranks, start_ranks
 from training import (
     SAMPLES,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from training import command
 
 CHROMIUM = shutil.which("chromium")

@@ -80,10 +80,12 @@ def test_a_suite_stops_goes_on_and_keeps_what_failed_as_a_row(work: Path, shapes
 
 
 def test_experiments_that_failed_are_counted_once_whatever_their_repeats() -> None:
+    from flatout.analysis.suite import ExperimentOutcome, suite_rows
     from flatout.commands.suite import SuiteResult
-    from flatout.reports.suite_table import Outcome, suite_rows
 
-    outcomes = [Outcome(name, "", {}, cause=why) for name, why in (("a", "x"), ("b", None), ("a", "x"), ("b", None))]
+    outcomes = [
+        ExperimentOutcome(name, "", {}, cause=why) for name, why in (("a", "x"), ("b", None), ("a", "x"), ("b", None))
+    ]
     with pytest.raises(RunFailed, match="1 of 2 experiments failed"):
         SuiteResult(Path("runs/mine"), "mine", suite_rows(outcomes, ()), False).raise_if_unfinished()
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from flatout.runs.directory import effective_rows, read_table
+from flatout.runs.tables import effective_rows, read_table
 from matrix.features import (
     BATCH_TOKENS,
     BY_NAME,

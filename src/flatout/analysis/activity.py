@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.analysis.epoch_ledger import EpochLedger
-from flatout.timeline.lanes import Row, Started, read_rows
+from flatout.runs.steps import StepRow
+from flatout.timeline.reading import AttemptStart, SpanRow, read_spans
 
 BINS = 240
 _CLOSE_STEPS = 4
@@ -104,7 +105,7 @@ class CloseLook:
     attempt: int
     first_step: int
     last_step: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SpanRow] = field(default_factory=list)
 
     def extent(self) -> tuple[float, float]:
         main = [row for row in self.rows if not row.lane]
@@ -121,15 +122,15 @@ class Activity:
     attempts: list[tuple[int, float]]  # number, and where it begins on the overview's axis
 
 
-def read_activity(path: Path, steps: Sequence[Mapping[str, str]]) -> Activity:
-    """One pass over a rank's span file; `steps` are the rows of steps.csv that count."""
+def read_activity(path: Path, steps: Sequence[StepRow]) -> Activity:
+    """One pass over a rank's span file; `steps` are those that count."""
     ledger, overview, looks = EpochLedger(steps), Overview(), _choose_looks(steps)
     attempts: list[tuple[int, float]] = []
     origin, attempt = 0.0, 0
-    waits: list[Row] = []  # for data: shown with the step they are for
-    lanes: list[list[Row]] = [[] for _ in looks]
-    for row in read_rows(path):
-        if isinstance(row, Started):
+    waits: list[SpanRow] = []  # for data: shown with the step they are for
+    lanes: list[list[SpanRow]] = [[] for _ in looks]
+    for row in read_spans(path):
+        if isinstance(row, AttemptStart):
             ledger.start_attempt()
             origin, attempt = overview.end, row.attempt
             attempts.append((attempt, origin))
@@ -150,7 +151,7 @@ def read_activity(path: Path, steps: Sequence[Mapping[str, str]]) -> Activity:
     return Activity(ledger, overview, [look for look in looks if look.rows], attempts)
 
 
-def _choose_looks(steps: Sequence[Mapping[str, str]]) -> list[CloseLook]:
+def _choose_looks(steps: Sequence[StepRow]) -> list[CloseLook]:
     if not steps:
         return []
     places = {"the first steps": 0}
@@ -158,12 +159,12 @@ def _choose_looks(steps: Sequence[Mapping[str, str]]) -> list[CloseLook]:
         places["steps in the middle of the run"] = len(steps) // 2
     looks = []
     for title, place in places.items():
-        chosen = [row for row in steps[place : place + _CLOSE_STEPS] if row["attempt"] == steps[place]["attempt"]]
-        looks.append(CloseLook(title, int(chosen[0]["attempt"]), int(chosen[0]["step"]), int(chosen[-1]["step"])))
+        chosen = [row for row in steps[place : place + _CLOSE_STEPS] if row.attempt == steps[place].attempt]
+        looks.append(CloseLook(title, chosen[0].attempt, chosen[0].step, chosen[-1].step))
     return looks
 
 
-def _keep_main(looks: Sequence[CloseLook], attempt: int, row: Row, waits: list[Row]) -> list[Row]:
+def _keep_main(looks: Sequence[CloseLook], attempt: int, row: SpanRow, waits: list[SpanRow]) -> list[SpanRow]:
     """Add the row to the look it belongs to; returns the waits for data that still wait for their step."""
     if row.spans > 1:  # a sum has no place in time
         return []
@@ -175,7 +176,7 @@ def _keep_main(looks: Sequence[CloseLook], attempt: int, row: Row, waits: list[R
     return []
 
 
-def _keep_near(lanes: list[list[Row]], looks: Sequence[CloseLook], attempt: int, row: Row) -> None:
+def _keep_near(lanes: list[list[SpanRow]], looks: Sequence[CloseLook], attempt: int, row: SpanRow) -> None:
     """Lanes are written when a worker hands them over, so what overlaps a look may come before it: keep those of the
     steps around it and choose by time at the end."""
     for near, look in zip(lanes, looks, strict=True):

@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 from flatout.analysis.convergence import metric_of
-from flatout.analysis.details import Details, correlation, network_rates, step_times_by_network
+from flatout.analysis.details import Details
 from flatout.analysis.epoch_ledger import explain_difference
+from flatout.analysis.network import correlation, network_rates, step_times_by_network
 from flatout.config.tasks import spec_of
 from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_share, format_usd
 
@@ -17,6 +18,8 @@ _LONG_NAME = 40
 
 
 class Answer(NamedTuple):
+    """A question, and the sentence that answers it."""
+
     question: str
     answer: str
 
@@ -26,11 +29,11 @@ def answers(details: Details) -> list[Answer]:
     rows = {
         "Did it fail or stop early?": _outcome,
         "How long did it take?": _duration,
-        "How good is it?": accuracy,
+        "How good is it?": _accuracy,
         "Fully trained?": _trained,
         "Overfitting?": _overfitting,
-        "What did it cost?": cost,
-        "How fast?": speed,
+        "What did it cost?": _cost,
+        "How fast?": _speed,
         "Where did the time go?": _compute,
         "What took the start?": _start,
         "How long did loading take?": _loading,
@@ -52,6 +55,7 @@ def _part(details: Details, name: str) -> dict[str, Any]:
 
 
 def is_emulated(details: Details) -> bool:
+    """Whether compute was replaced by a calibrated wait."""
     return bool(_part(details, "device").get("emulated"))
 
 
@@ -72,7 +76,7 @@ def _duration(details: Details) -> str:
     return f"{format_seconds(wall)} for {epochs}, {len(run.steps):,} steps, {samples}"
 
 
-def accuracy(details: Details) -> str:
+def _accuracy(details: Details) -> str:
     found = _part(details, "accuracy")
     names = [name for name in found if name not in ("best_epoch", "val_loss", "train_loss") and found[name] is not None]
     if not names:
@@ -94,7 +98,7 @@ def _overfitting(details: Details) -> str:
     return details.convergence.get("overfitting_why") or "n/a"
 
 
-def cost(details: Details) -> str:
+def _cost(details: Details) -> str:
     found = _part(details, "cost")
     if found.get("total_usd") is None:
         return "n/a (set cost.instance or cost.usd_per_hour)"
@@ -104,7 +108,7 @@ def cost(details: Details) -> str:
     return f"{format_usd(found['total_usd'])} ({lines}){each}" if lines else f"{format_usd(found['total_usd'])}{each}"
 
 
-def speed(details: Details) -> str:
+def _speed(details: Details) -> str:
     found = _part(details, "throughput")
     if found.get("samples_per_second") is None:
         return "n/a (no steps yet)"
@@ -206,6 +210,7 @@ def _network_steps(details: Details) -> str:
 
 
 def network_points(details: Details) -> list[tuple[float, float]]:
+    """Bits per second and seconds of every step that has a reading near it."""
     rates = network_rates(details.system, _part(details, "network").get("interface"))
     return step_times_by_network(details.run.steps, rates)
 

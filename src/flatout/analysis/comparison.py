@@ -10,6 +10,7 @@ from flatout.analysis.scaling import Scaling, epoch_usd, scaling
 from flatout.analysis.values import flattened, nested
 from flatout.runs import Run
 from flatout.runs.summary import higher_is_better
+from flatout.untrusted import number
 
 _NOT_COMPARED = ("name",)  # a run's own name is its column's title
 
@@ -40,6 +41,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Comparison:
+    """Runs side by side; tuples have one value for each run, in the order of `labels`."""
+
     labels: tuple[str, ...]
     directories: tuple[Path, ...]
     caveats: tuple[str, ...]
@@ -164,13 +167,9 @@ def _figures(sides: Sequence[Side], kinds: set[str]) -> list[Figure]:
     learnt = [_learnt(name) for name in names if name != "best_epoch"]
     figures: list[Figure] = []
     for key, title, better, group, read in (*learnt, *_OTHERS):
-        values = tuple(_number(read(side)) for side in sides)
+        values = tuple(number(read(side)) for side in sides)
         if key == "rss_peak_bytes" and figures and figures[-1].values == values:
             continue  # the memory of a CPU is the host's
         if any(value is not None for value in values):
             figures.append(Figure(key, title, None if group in unjudged else better, values))
     return figures
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

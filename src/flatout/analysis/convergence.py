@@ -66,8 +66,9 @@ def judge(
         return Convergence("unknown", "no epoch has been finished yet")
     for name, column in (("training loss", curves.train_loss), ("validation loss", curves.val_loss)):
         if (at := next((i for i, v in enumerate(column) if v is not None and not math.isfinite(v)), None)) is not None:
-            return Convergence("diverged", f"the {name} is {column[at]} in epoch {at + 1}: lower train.lr or set "
-                               "train.clip_norm")  # fmt: skip
+            return Convergence(
+                "diverged", f"the {name} is {column[at]} in epoch {at + 1}: lower train.lr or set train.clip_norm"
+            )
     alarm = _label_alarm(curves, classes)
     fits, fits_why = _overfitting(curves, metric)
     if alarm:

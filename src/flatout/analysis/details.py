@@ -1,7 +1,5 @@
 """Everything a report shows of a run beyond its summary and tables, read once."""
 
-import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +8,10 @@ from typing import Any
 from flatout.analysis.activity import Activity, read_activity
 from flatout.analysis.convergence import judge, metric_of
 from flatout.analysis.epoch_ledger import EpochAccount, account_epochs
-from flatout.config.tasks import spec_of
 from flatout.errors import BadFile
-from flatout.runs.directory import RunDirectory, read_table
+from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
+from flatout.runs.tables import read_table
 from flatout.untrusted import number, read_json
 
 
@@ -48,17 +46,19 @@ class Details:
 def read_details(run: Run) -> Details:
     """Reads the span file in one pass."""
     directory = RunDirectory(run.directory)
-    activity = read_activity(directory.spans / "rank0.jsonl", run.steps)
-    batch_size = (run.config.get("data") or {}).get("batch_size")
-    if spec_of(run.config.get("task")).batch_unit == "tokens":
-        accounts = account_epochs(run.steps, activity.ledger, None)
-    else:
-        accounts = account_epochs(run.steps, activity.ledger, batch_size) if isinstance(batch_size, int) else []
+    activity = read_activity(directory.rank_spans(), run.steps)
     findings, verdict = _findings(run.directory / "findings.json")
     return Details(
-        run, activity, accounts, read_table(run.directory / "system.csv"), read_table(directory.quarantine), findings,
-        verdict, checkpoint_files(directory.checkpoints), _classes(directory.classes),
-    )  # fmt: skip
+        run,
+        activity,
+        account_epochs(run, activity.ledger),
+        run.system,
+        read_table(directory.quarantine),
+        findings,
+        verdict,
+        checkpoint_files(directory.checkpoints),
+        _classes(directory.classes),
+    )
 
 
 def checkpoint_files(folder: Path) -> list[tuple[str, int]]:
@@ -96,46 +96,3 @@ def _findings(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 def numbers(rows: Sequence[Mapping[str, str]], column: str) -> list[float | None]:
     """A column as numbers; None for a blank, a word, or what is not finite."""
     return [number(row.get(column)) for row in rows]
-
-
-def network_rates(system: Sequence[Mapping[str, str]], interface: str | None = None) -> list[tuple[float, float]]:
-    """Time and bits per second, both ways together, of one interface or of all but loopback."""
-    wanted = [name for name in (system[0] if system else ()) if _is_traffic(name, interface)]
-    found = []
-    for row in system:
-        at, seconds = number(row.get("time_unix")), number(row.get("interval_seconds"))
-        counts = [count for name in wanted if (count := number(row.get(name))) is not None]
-        if at and seconds and counts:
-            found.append((at, 8 * sum(counts) / seconds))
-    return found
-
-
-def _is_traffic(column: str, interface: str | None) -> bool:
-    if not column.startswith("nic_") or not column.endswith("_bytes"):
-        return False
-    return column.startswith(f"nic_{interface}_") if interface else not column.startswith("nic_lo_")
-
-
-def step_times_by_network(
-    steps: Sequence[Mapping[str, str]], rates: Sequence[tuple[float, float]]
-) -> list[tuple[float, float]]:
-    """Bits per second while each step ended, and its seconds; a step without a reading near it is left out."""
-    times = [at for at, _ in rates]
-    found = []
-    for row in steps:
-        ended, seconds = number(row.get("time_unix")), number(row.get("step_seconds"))
-        place = bisect_left(times, ended) if ended is not None else len(times)
-        if ended is not None and seconds is not None and place < len(times) and times[place] - ended < 5:
-            found.append((rates[place][1], seconds))
-    return found
-
-
-def correlation(points: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's r; None for fewer than 10 points or where one side never changes."""
-    if len(points) < 10:
-        return None
-    mean_x, mean_y = (sum(p[i] for p in points) / len(points) for i in (0, 1))
-    xx, yy = (sum((p[i] - mean) ** 2 for p in points) for i, mean in ((0, mean_x), (1, mean_y)))
-    xy = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    changes = xx > 1e-12 * mean_x**2 * len(points) and yy > 1e-12 * mean_y**2 * len(points)  # more than rounding
-    return xy / math.sqrt(xx * yy) if changes else None

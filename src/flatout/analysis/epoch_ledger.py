@@ -1,12 +1,21 @@
 """The ledger cut by epochs, and why an epoch takes longer than its number of batches times the time of one."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flatout.config.tasks import spec_of
+from flatout.runs import Run
+from flatout.runs.steps import StepRow
 from flatout.runs.summary import quantile
-from flatout.timeline.lanes import Row
+from flatout.timeline.reading import SpanRow
+from flatout.timeline.recorder import PARTS
+
+
+def part_order(part: str) -> tuple[int, str]:
+    """Sorts parts of the ledger as a run meets them; names not known here come last."""
+    return (PARTS.index(part) if part in PARTS else len(PARTS), part)
 
 
 class EpochLedger:
@@ -15,14 +24,14 @@ class EpochLedger:
     What lies between two rows is the unattributed time of the later one's epoch, so parts add up to the wall clock.
     """
 
-    def __init__(self, steps: Sequence[Mapping[str, str]]) -> None:
-        """`steps` are rows of steps.csv: which step belongs to which epoch."""
+    def __init__(self, steps: Sequence[StepRow]) -> None:
+        """`steps` tell which step belongs to which epoch."""
         firsts: dict[int, int] = {}
         for row in steps:
-            firsts.setdefault(int(row["epoch"]), int(row["step"]))
+            firsts.setdefault(row.epoch, row.step)
         self._epochs = list(firsts)
         self._first_steps = list(firsts.values())
-        self._waits: list[Row] = []  # for data: they belong to the step that follows
+        self._waits: list[SpanRow] = []  # for data: they belong to the step that follows
         self._end = 0.0
         self._attempt = 0
         self._last_attempt: dict[int, int] = {}
@@ -35,7 +44,7 @@ class EpochLedger:
         self._end = 0.0
         self._attempt += 1
 
-    def add(self, row: Row) -> None:
+    def add(self, row: SpanRow) -> None:
         if row.name == "data_wait":
             self._waits.append(row)
             return
@@ -50,7 +59,7 @@ class EpochLedger:
             self._book(wait, step or wait.step)
         self._waits.clear()
 
-    def _book(self, row: Row, step: int) -> None:
+    def _book(self, row: SpanRow, step: int) -> None:
         parts = self.startup if step < 1 or not self._epochs else self._parts_of(step)
         parts[row.name] = parts.get(row.name, 0.0) + row.own
         end = max(self._end, row.start + row.seconds)
@@ -90,20 +99,23 @@ class EpochAccount:
 DIFFERENCES = ("data_wait", "warm_up", "uneven_steps", "validation", "checkpoint", "other")
 
 
-def account_epochs(
-    steps: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int | None
-) -> list[EpochAccount]:
-    """One account for every epoch that has steps and spans; `steps` are those that count.
+def account_epochs(run: Run, ledger: EpochLedger) -> list[EpochAccount]:
+    """One account for every epoch that has steps and spans; none where the batch size is not known."""
+    if spec_of(run.config.get("task")).batch_unit == "tokens":  # batches differ in samples: each step is one
+        return account_steps(run.steps, ledger, None)
+    batch_size = (run.config.get("data") or {}).get("batch_size")
+    return account_steps(run.steps, ledger, batch_size) if isinstance(batch_size, int) else []
 
-    `batch_size` is None where batches differ in samples, as those cut by tokens do: then each step is one batch.
-    """
-    by_epoch: dict[int, list[Mapping[str, str]]] = {}
+
+def account_steps(steps: Sequence[StepRow], ledger: EpochLedger, batch_size: int | None) -> list[EpochAccount]:
+    """`steps` are those that count. Without a `batch_size` each of them is one batch."""
+    by_epoch: dict[int, list[StepRow]] = {}
     for row in steps:
-        by_epoch.setdefault(int(row["epoch"]), []).append(row)
-    attempts: set[str] = set()
+        by_epoch.setdefault(row.epoch, []).append(row)
+    attempts: set[int] = set()
     accounts = []
     for epoch, rows in by_epoch.items():
-        fresh = {row["attempt"] for row in rows} - attempts
+        fresh = {row.attempt for row in rows} - attempts
         if epoch in ledger.epochs:
             accounts.append(_account(epoch, rows, ledger, batch_size, fresh))
         attempts |= fresh
@@ -111,28 +123,29 @@ def account_epochs(
 
 
 def _account(
-    epoch: int, rows: Sequence[Mapping[str, str]], ledger: EpochLedger, batch_size: int | None, fresh: set[str]
+    epoch: int, rows: Sequence[StepRow], ledger: EpochLedger, batch_size: int | None, fresh: set[int]
 ) -> EpochAccount:
     """`fresh`: attempts whose first step is in this epoch."""
     parts = ledger.epochs[epoch]
-    compute = [_figure(row, "step_seconds") - _figure(row, "data_wait_seconds") for row in rows]
+    compute = [row.own_seconds for row in rows]
     median = quantile(sorted(compute), 0.5)
-    starts = [next(i for i, row in enumerate(rows) if row["attempt"] == attempt) for attempt in fresh]
+    starts = [next(i for i, row in enumerate(rows) if row.attempt == attempt) for attempt in fresh]
     warm_up = sum(compute[i] - median for i in starts)
-    batches = len(rows) if batch_size is None else sum(_figure(row, "samples") for row in rows) / batch_size
+    batches = len(rows) if batch_size is None else sum(row.samples for row in rows) / batch_size
     actual, estimate = sum(parts.values()), batches * median
     known = {name: parts.get(name, 0.0) for name in ("data_wait", "validation", "checkpoint")}
     return EpochAccount(
-        epoch, batches, median, estimate, actual,
-        warm_up=warm_up, uneven_steps=sum(compute) - warm_up - estimate,
+        epoch,
+        batches,
+        median,
+        estimate,
+        actual,
+        warm_up=warm_up,
+        uneven_steps=sum(compute) - warm_up - estimate,
         other=actual - sum(compute) - sum(known.values()),
-        restarted=epoch in ledger.restarted, **known,
-    )  # fmt: skip
-
-
-def _figure(row: Mapping[str, str], name: str) -> float:
-    """0 where a log of another program does not say it."""
-    return float(row.get(name) or 0.0)
+        restarted=epoch in ledger.restarted,
+        **known,
+    )
 
 
 def explain_difference(accounts: Sequence[EpochAccount]) -> str | None:

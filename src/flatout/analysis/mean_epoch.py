@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from flatout.analysis.activity import read_activity
 from flatout.analysis.epoch_ledger import DIFFERENCES, account_epochs
-from flatout.config.tasks import spec_of
 from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
 
@@ -23,14 +22,12 @@ class MeanEpoch:
 
 def mean_epoch(run: Run) -> MeanEpoch | None:
     """None where no epoch was finished."""
-    by_tokens = spec_of(run.config.get("task")).batch_unit == "tokens"
-    batch_size = None if by_tokens else (run.config.get("data") or {}).get("batch_size")
-    if not run.epochs or not (by_tokens or isinstance(batch_size, int)):
-        return None
-    by_epoch = read_activity(RunDirectory(run.directory).spans / "rank0.jsonl", run.steps).ledger
-    ledger = by_epoch.epochs
     whole = {int(row["epoch"]) for row in run.epochs}
-    accounts = [each for each in account_epochs(run.steps, by_epoch, batch_size) if each.epoch in whole]
+    if not whole:
+        return None
+    by_epoch = read_activity(RunDirectory(run.directory).rank_spans(), run.steps).ledger
+    ledger = by_epoch.epochs
+    accounts = [each for each in account_epochs(run, by_epoch) if each.epoch in whole]
     if not accounts:
         return None
 
@@ -40,6 +37,10 @@ def mean_epoch(run: Run) -> MeanEpoch | None:
     names = dict.fromkeys(name for each in accounts for name in ledger[each.epoch])
     parts = {name: sum(ledger[each.epoch].get(name, 0.0) for each in accounts) / len(accounts) for name in names}
     return MeanEpoch(
-        mean("batches"), mean("batch_seconds"), mean("estimate"), mean("actual"),
-        {name: mean(name) for name in DIFFERENCES}, parts,
-    )  # fmt: skip
+        mean("batches"),
+        mean("batch_seconds"),
+        mean("estimate"),
+        mean("actual"),
+        {name: mean(name) for name in DIFFERENCES},
+        parts,
+    )

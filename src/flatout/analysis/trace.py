@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatout.runs.directory import RunDirectory, read_table
+from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
-from flatout.timeline.lanes import Started, read_rows
+from flatout.runs.system import SYSTEM_COLUMNS
+from flatout.timeline.reading import AttemptStart, read_spans
 from flatout.untrusted import number
 
 _MAIN = "main thread"
-_NOT_COUNTERS = ("attempt", "seconds", "time_unix", "interval_seconds")
 Event = dict[str, Any]
 
 
@@ -43,18 +43,18 @@ def trace_events(run: Run) -> Iterator[Event]:
     for process, path in enumerate(files):
         yield _name("process_name", process, 0, f"{run.name} {path.stem.replace('rank', 'rank ')}")
         yield from _rank_events(process, path, origin)
-    yield from _counters(len(files), read_table(run.directory / "system.csv"), origin)
+    yield from _counters(len(files), run.system, origin)
 
 
-def _first_start(path: Path) -> Started | None:
-    return next((row for row in read_rows(path) if isinstance(row, Started)), None)
+def _first_start(path: Path) -> AttemptStart | None:
+    return next((row for row in read_spans(path) if isinstance(row, AttemptStart)), None)
 
 
 def _rank_events(process: int, path: Path, origin: float) -> Iterator[Event]:
     threads: dict[str, int] = {}
     offset = 0.0
-    for row in read_rows(path):
-        if isinstance(row, Started):
+    for row in read_spans(path):
+        if isinstance(row, AttemptStart):
             offset = row.started_unix - origin
             yield {
                 "name": f"attempt {row.attempt}",
@@ -75,9 +75,15 @@ def _rank_events(process: int, path: Path, origin: float) -> Iterator[Event]:
             threads[lane] = len(threads)
             yield _name("thread_name", process, threads[lane], lane)
         yield {
-            "name": row.name, "cat": "lane" if row.lane else "main", "ph": "X", "pid": process, "tid": threads[lane],
-            "ts": at, "dur": _micro(row.seconds), "args": {"step": row.step, "spans": row.spans},
-        }  # fmt: skip
+            "name": row.name,
+            "cat": "lane" if row.lane else "main",
+            "ph": "X",
+            "pid": process,
+            "tid": threads[lane],
+            "ts": at,
+            "dur": _micro(row.seconds),
+            "args": {"step": row.step, "spans": row.spans},
+        }
 
 
 def _counters(process: int, system: Sequence[Mapping[str, str]], origin: float) -> Iterator[Event]:
@@ -88,7 +94,7 @@ def _counters(process: int, system: Sequence[Mapping[str, str]], origin: float) 
         time_unix = number(row.get("time_unix"))
         for column, cell in row.items() if time_unix is not None else ():
             value = number(cell)  # a blank or a word is no reading
-            if value is not None and column not in _NOT_COUNTERS:
+            if value is not None and column not in SYSTEM_COLUMNS:
                 at = _micro(max(0.0, (time_unix or 0.0) - origin))
                 yield {"name": column, "ph": "C", "pid": process, "ts": at, "args": {"value": value}}
 

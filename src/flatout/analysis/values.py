@@ -1,13 +1,9 @@
-"""A value of summary.json or of a recipe as people read it; its key says what it is."""
+"""Values of summary.json and of recipes by their dotted keys."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from flatout.runs import Run
-from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_usd
-
-_SHARES = ("top1", "top5", "busy_fraction", "utilization_mean", "cpu_mean")
 
 
 def look_up(run: Run, key: str) -> Any:
@@ -20,6 +16,7 @@ def look_up(run: Run, key: str) -> Any:
 
 
 def nested(values: Any, key: str) -> Any:
+    """The value of a dotted key; None where any part of the way is missing."""
     for part in key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return None
@@ -34,28 +31,3 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, Mapping) and value
         found.update(flattened(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
     return found
-
-
-def write_value(key: str, value: Any) -> str:
-    if value is None:
-        return "n/a"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return _number(key.split("."), value)
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _number(parts: list[str], value: float) -> str:
-    last = parts[-1]
-    if last in _SHARES or last.endswith("_share"):
-        return f"{100 * value:.1f} %"
-    if "_per_" in last:
-        return format_bits_per_second(value) if "bits_per_second" in last else f"{value:,.4g}"
-    if last.endswith("bytes"):
-        return format_bytes(value)
-    if last.endswith("_usd") or last == "usd":
-        return format_usd(value)
-    if last.endswith("seconds") or "step_seconds" in parts or "parts" in parts:
-        return format_seconds(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -33,8 +33,7 @@ def report(
       flatout report runs/demo --markdown > notes.md
     """
     from flatout.commands.report import report_run
-    from flatout.commands.show import read_run
 
-    result = report_run(read_run(run), html, markdown, trace, quiet=as_json)
+    result = report_run(run, html, markdown, trace, quiet=as_json)
     if as_json:
         print_json(result)

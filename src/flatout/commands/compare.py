@@ -10,12 +10,11 @@ from flatout.analysis.comparability import Side, unique_labels
 from flatout.analysis.comparison import Comparison, compare
 from flatout.analysis.mean_epoch import mean_epoch
 from flatout.analysis.values import flattened
-from flatout.commands.show import read_run
 from flatout.config.loading import flat, load_config
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.reports.compare_page import comparison_page
 from flatout.reports.compare_text import render_comparison
-from flatout.runs import Run
+from flatout.runs import Run, read_run
 from flatout.runs.directory import write_text
 
 

@@ -24,7 +24,7 @@ _IMBALANCE = 20
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """One thing that was looked at. `status` is ok, warning or problem."""
 
     area: str
@@ -33,7 +33,7 @@ class Line:
     remedy: str | None = None
 
 
-def check_data(config: Config) -> Iterator[Line]:
+def check_data(config: Config) -> Iterator[CheckResult]:
     """Dataset and class maps, the speed of its store, a sample of its images; or the pairs of lines."""
     started = time.perf_counter()
     if not config.spec.has_images:
@@ -44,48 +44,62 @@ def check_data(config: Config) -> Iterator[Line]:
         for name in (config.data.view, config.data.eval_view):
             resolve_view(name, config.views)
     except FlatoutError as error:
-        yield Line("data", "problem", str(error), "correct the dataset or data.path; flatout data audit looks closer")
+        yield CheckResult(
+            "data", "problem", str(error), "correct the dataset or data.path; flatout data audit looks closer"
+        )
         return
     yield _classes(dataset, config.data, time.perf_counter() - started)
     yield from _speeds(dataset.train)
     yield _images(dataset)
 
 
-def _text(config: Config) -> Line:
+def _text(config: Config) -> CheckResult:
     try:
         text = open_parallel_text(config.data)
     except FlatoutError as error:
-        return Line("data", "problem", str(error), "correct the files or data.path")
+        return CheckResult("data", "problem", str(error), "correct the files or data.path")
     said = (
         f"{len(text.train):,} training and {len(text.val):,} validation pairs from {' to '.join(text.languages)}, "
         f"{format_bytes(text.train.total_bytes + text.val.total_bytes)}, {len(text.vocabulary):,} word pieces"
     )
     bad = [failure for split in (text.train, text.val) for failure in split.failures.values()]
     if bad:
-        return Line("data", "warning", f"{said}; {len(bad)} pairs cannot be used, the first: {bad[0].reason}",
-                    "they are left out and listed in quarantine.csv")  # fmt: skip
-    return Line("data", "ok", said)
+        return CheckResult(
+            "data",
+            "warning",
+            f"{said}; {len(bad)} pairs cannot be used, the first: {bad[0].reason}",
+            "they are left out and listed in quarantine.csv",
+        )
+    return CheckResult("data", "ok", said)
 
 
-def _classes(dataset: Dataset, config: DataConfig, seconds: float) -> Line:
+def _classes(dataset: Dataset, config: DataConfig, seconds: float) -> CheckResult:
     counts = Counter(dataset.train.labels.tolist())
     text = (
         f"{len(dataset.train):,} training and {len(dataset.val or ()):,} validation samples of {len(dataset.classes)} "
         f"classes, {format_bytes(dataset.total_bytes)}, listed in {format_seconds(seconds)}"
     )
     if config.batch_size > len(dataset.train):
-        return Line("data", "problem", f"{text}; data.batch_size is {config.batch_size}",
-                    f"set data.batch_size to at most {len(dataset.train)}")  # fmt: skip
+        return CheckResult(
+            "data",
+            "problem",
+            f"{text}; data.batch_size is {config.batch_size}",
+            f"set data.batch_size to at most {len(dataset.train)}",
+        )
     if len(dataset.classes) < 2:
-        return Line("data", "problem", text, "a classifier needs at least 2 classes")
+        return CheckResult("data", "problem", text, "a classifier needs at least 2 classes")
     most, least = max(counts.values()), min(counts.values())
     if most > _IMBALANCE * least:
-        return Line("data", "warning", f"{text}; the largest class has {most}, the smallest {least}",
-                    "expect a poor accuracy on the small ones")  # fmt: skip
-    return Line("data", "ok", text)
+        return CheckResult(
+            "data",
+            "warning",
+            f"{text}; the largest class has {most}, the smallest {least}",
+            "expect a poor accuracy on the small ones",
+        )
+    return CheckResult("data", "ok", text)
 
 
-def _speeds(split: Split) -> Iterator[Line]:
+def _speeds(split: Split) -> Iterator[CheckResult]:
     """Reads samples of different parts of the split at several concurrencies, each for a few seconds at most."""
     ids = np.unique(np.linspace(0, len(split) - 1, _READS * len(_CONCURRENCIES)).astype(np.int64))
     for number, hands in enumerate(_CONCURRENCIES):
@@ -94,7 +108,7 @@ def _speeds(split: Split) -> Iterator[Line]:
             yield _speed(split, chosen, hands)
 
 
-def _speed(split: Split, ids: np.ndarray, hands: int) -> Line:
+def _speed(split: Split, ids: np.ndarray, hands: int) -> CheckResult:
     deadline = time.perf_counter() + _READ_SECONDS
 
     def read(sample_id: int) -> tuple[float, int] | StorageError | None:
@@ -112,14 +126,20 @@ def _speed(split: Split, ids: np.ndarray, hands: int) -> Line:
     return _judge_speed(answers, seconds, hands)
 
 
-def _judge_speed(answers: Sequence[tuple[float, int] | StorageError | None], seconds: float, hands: int) -> Line:
+def _judge_speed(answers: Sequence[tuple[float, int] | StorageError | None], seconds: float, hands: int) -> CheckResult:
     failed = [answer for answer in answers if isinstance(answer, StorageError)]
     if failed:
-        return Line("store", "problem", f"{len(failed)} of {len(answers)} reads failed: {failed[0]}",
-                    "check credentials, bucket and network")  # fmt: skip
+        return CheckResult(
+            "store",
+            "problem",
+            f"{len(failed)} of {len(answers)} reads failed: {failed[0]}",
+            "check credentials, bucket and network",
+        )
     good = [answer for answer in answers if isinstance(answer, tuple)]
     if not good:
-        return Line("store", "problem", f"no read ended within {_READ_SECONDS:g} s", "check the path to the store")
+        return CheckResult(
+            "store", "problem", f"no read ended within {_READ_SECONDS:g} s", "check the path to the store"
+        )
     latencies = sorted(each for each, _ in good)
     rate = len(good) / seconds
     moved = sum(length for _, length in good) / seconds
@@ -128,14 +148,14 @@ def _judge_speed(answers: Sequence[tuple[float, int] | StorageError | None], sec
         f"{format_seconds(latencies[len(latencies) // 2])}, slowest {format_seconds(latencies[-1])}"
     )
     if hands == max(_CONCURRENCIES) and rate < 100:
-        return Line("store", "warning", text, "a fast model will wait for it: stage the data, or pack it")
-    return Line("store", "ok", text)
+        return CheckResult("store", "warning", text, "a fast model will wait for it: stage the data, or pack it")
+    return CheckResult("store", "ok", text)
 
 
-def _images(dataset: Dataset) -> Line:
+def _images(dataset: Dataset) -> CheckResult:
     ids = np.unique(np.linspace(0, len(dataset.train) - 1, _SAMPLES).astype(np.int64))
     if dataset.train.shapes(ids) is not None:
-        return Line("images", "ok", "the pack holds decoded pixels")
+        return CheckResult("images", "ok", "the pack holds decoded pixels")
     bad, sides, seconds = [], [], 0.0
     for sample_id, source in zip(ids.tolist(), dataset.train.locate(ids), strict=True):
         data = read_source(source)
@@ -150,9 +170,13 @@ def _images(dataset: Dataset) -> Line:
         seconds += time.perf_counter() - started
     if bad:
         status = "problem" if len(bad) > 0.05 * len(ids) else "warning"
-        return Line("images", status, f"{len(bad)} of {len(ids)} cannot be decoded, e.g. {bad[0]}",
-                    "flatout data audit lists them all")  # fmt: skip
+        return CheckResult(
+            "images",
+            status,
+            f"{len(bad)} of {len(ids)} cannot be decoded, e.g. {bad[0]}",
+            "flatout data audit lists them all",
+        )
     each = seconds / len(ids)
     largest = max(sides, key=lambda side: side[0] * side[1])
     text = f"{len(ids)} looked at, up to {largest[1]}x{largest[0]}, decoded in {format_seconds(each)} each on one core"
-    return Line("images", "ok", text)
+    return CheckResult("images", "ok", text)

@@ -44,8 +44,11 @@ def write_fixed_recipe(run: Run, explanation: Explanation, path: Path) -> dict[s
         raise ConfigError(f"no finding of {run.directory} has a fix that a recipe can hold; nothing was written")
     config = load_config(run.config, changes).config
     try:
-        path.write_text(f"# {run.name} with fixes: {yaml.safe_dump(changes, default_flow_style=True, width=10**6)}"
-                        + dump_config(config), encoding="utf-8")  # fmt: skip
+        path.write_text(
+            f"# {run.name} with fixes: {yaml.safe_dump(changes, default_flow_style=True, width=10**6)}"
+            + dump_config(config),
+            encoding="utf-8",
+        )
     except OSError as error:
         raise ConfigError(f"cannot write the recipe {path}: {error.strerror}; choose another file") from None
     return changes

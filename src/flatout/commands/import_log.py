@@ -8,9 +8,11 @@ import yaml
 
 from flatout.errors import RunDirectoryError
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import EPOCH_COLUMNS, STEP_COLUMNS, Table, read_table, write_json, write_text
+from flatout.runs.directory import write_json, write_text
 from flatout.runs.foreign import read_foreign, summary_of
+from flatout.runs.steps import STEP_COLUMNS
 from flatout.runs.summary import accuracy
+from flatout.runs.tables import EPOCH_COLUMNS, Table, read_table
 
 _COMMON_NAMES = ("metrics", "summary", "log")
 
@@ -25,8 +27,9 @@ def import_run(source: Path, run: Path | None = None) -> Run:
         directory.lock()
         stack.callback(directory.unlock)
         for path, columns, rows in (
-            (directory.steps, STEP_COLUMNS, log.steps), (directory.epochs, EPOCH_COLUMNS, log.epochs)
-        ):  # fmt: skip
+            (directory.steps, STEP_COLUMNS, log.steps),
+            (directory.epochs, EPOCH_COLUMNS, log.epochs),
+        ):
             table = Table(path, columns)
             stack.callback(table.close)
             for row in rows:

@@ -22,7 +22,7 @@ from flatout.errors import BadFile, ConfigError, RunDirectoryError
 from flatout.reports.predictions import predictions_table, scores_table
 from flatout.runs import Run, list_runs, read_run
 from flatout.runs.directory import read_json
-from flatout.runs.shapes import PREDICTION
+from flatout.runs.schema import PREDICTION
 from flatout.untrusted import check_shape, read_json_lines
 
 PREDICTIONS = "predictions.jsonl"
@@ -68,24 +68,33 @@ def calibration_of(run: Run, config: Config) -> Calibration:
     if probed.get("calibration"):
         return Calibration.from_dict(probed["calibration"])
     signals = read_signals(run)
-    if signals.steps_done < 3:
+    if signals.step.done < 3:
         raise RunDirectoryError(
-            f"{run.directory} has {signals.steps_done} steps; a prediction needs at least 3: train it a little longer"
+            f"{run.directory} has {signals.step.done} steps; a prediction needs at least 3: train it a little longer"
         )
-    settings = settings_of(config, signals.workers, signals.batch_size)
-    if signals.cache_choice is not None:
-        settings = replace(settings, cache=signals.cache_choice.tier)
-    return with_residual(calibrate(signals, settings), signals.step_seconds)
+    settings = settings_of(config, signals.input.workers, signals.recipe.batch_size)
+    if signals.input.cache_choice is not None:
+        settings = replace(settings, cache=signals.input.cache_choice.tier)
+    return with_residual(calibrate(signals, settings), signals.step.seconds)
 
 
 def settings_of(config: Config, workers: int, batch_size: int) -> Settings:
     data, train = config.data, config.train
     return Settings(
-        batch_size, workers, train.epochs, train.max_steps, data.cache,
-        data.stage if "://" in data.path else "off", train.checkpointing, train.accumulate,
-        config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
+        batch_size,
+        workers,
+        train.epochs,
+        train.max_steps,
+        data.cache,
+        data.stage if "://" in data.path else "off",
+        train.checkpointing,
+        train.accumulate,
+        config.validate_.every_epochs,
+        config.checkpoint.every_epochs,
+        config.checkpoint.every_steps,
+        train.precision,
         data.prefetch if isinstance(data.prefetch, int) else None,
-    )  # fmt: skip
+    )
 
 
 def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> Prediction:
@@ -173,11 +182,11 @@ def _follows(run: Run, kept: Mapping[str, Any]) -> bool:
 
 
 def _started_unix(run: Run) -> float | None:
-    return float(run.steps[0]["time_unix"]) if run.steps and run.steps[0].get("time_unix") else None
+    return run.steps[0].time_unix if run.steps else None
 
 
 def _score(origin: Run, kept: Mapping[str, Any], run: Run) -> Score:
-    measured = read_signals(run).step_seconds
+    measured = read_signals(run).step.seconds
     step = kept["step"]
     inside = step["low"] <= measured <= step["high"]
     return Score(origin.name, kept["changes"], run.name, step["value"], measured, step["value"] / measured - 1, inside)

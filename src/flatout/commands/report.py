@@ -14,14 +14,14 @@ from flatout.errors import RunDirectoryError
 from flatout.reports.html import write_report_page
 from flatout.reports.markdown import report_markdown
 from flatout.reports.terminal import render
-from flatout.runs import Run
+from flatout.runs import Run, read_run
 
 _TRACE_STEPS = 20_000  # a longer run's trace is large; it is written where it is asked for
 
 
-def report_run(run: Run, html: Path | None, markdown: bool, trace: bool, quiet: bool) -> dict[str, Any]:
+def report_run(run: Run | str | Path, html: Path | None, markdown: bool, trace: bool, quiet: bool) -> dict[str, Any]:
     """Writes what was asked for, prints unless `quiet`; returns the summary with answers and the files written."""
-    details = read_details(run)
+    details = read_details(run if isinstance(run, Run) else read_run(run))
     written = _write_files(details, html, trace)
     if markdown and not quiet:
         sys.stdout.write(report_markdown(details))
@@ -29,7 +29,7 @@ def report_run(run: Run, html: Path | None, markdown: bool, trace: bool, quiet: 
         Console(highlight=False).print(render(details, written))
     told = {each.question: each.answer for each in answers(details)}
     accounts = [account.to_dict() for account in details.accounts]
-    found = {**run.summary, "convergence": details.convergence}
+    found = {**details.run.summary, "convergence": details.convergence}
     return {**found, "answers": told, "epochs": accounts, "written": written}
 
 

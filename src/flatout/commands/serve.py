@@ -61,9 +61,12 @@ def serve(options: ServeOptions, quiet: bool) -> dict[str, Any]:
     beyond = _beyond(options)
     capacity_bytes = default_capacity_bytes() if options.capacity is None else parse_bytes(options.capacity)
     policy = Policy(
-        capacity_bytes, eviction="lru" if options.eviction == "lru" else "reuse", recycles=options.redis is None,
-        usd_per_hour=options.usd_per_hour, keep_alive_seconds=None if options.redis is None else _KEEP_ALIVE_SECONDS,
-    )  # fmt: skip
+        capacity_bytes,
+        eviction="lru" if options.eviction == "lru" else "reuse",
+        recycles=options.redis is None,
+        usd_per_hour=options.usd_per_hour,
+        keep_alive_seconds=None if options.redis is None else _KEEP_ALIVE_SECONDS,
+    )
     place = runtime_place()
     service = Service(place, policy, options.threads, options.trace, beyond)
     if not quiet:

@@ -7,20 +7,9 @@ from rich.console import Console
 
 from flatout.config.loading import flat, load_config
 from flatout.config.loading import parse_assignments as parse_assignments
-from flatout.cost.settling import settle
 from flatout.reports.configuration import config_table
 from flatout.reports.listing import runs_table
-from flatout.runs import Run
-from flatout.runs import list_runs as find_runs
-from flatout.runs import read_run as find_run
-
-
-def read_run(path: Path | str) -> Run:
-    return settle(find_run(path))
-
-
-def list_runs(folder: Path) -> list[Run]:
-    return [settle(run) for run in find_runs(folder)]
+from flatout.runs import list_runs
 
 
 def run_list(folder: Path) -> list[dict[str, Any]]:

@@ -83,20 +83,29 @@ def _read(path: Path) -> Plan:
 
 def _world(plan: Plan) -> World:
     jobs = [
-        SimulatedJob(each.step_seconds, each.epochs * plan.batches_per_epoch,
-                     each.start_seconds + number * each.start_apart_seconds)
+        SimulatedJob(
+            each.step_seconds,
+            each.epochs * plan.batches_per_epoch,
+            each.start_seconds + number * each.start_apart_seconds,
+        )
         for each in plan.jobs
         for number in range(each.count)
-    ]  # fmt: skip
+    ]
     made = plan.producers
     return World(
-        tuple(jobs), plan.batches_per_epoch, plan.batch_bytes, made.hands, made.make_seconds, made.cold_seconds,
-        made.usd_per_hour / 3600, plan.handover_seconds,
-    )  # fmt: skip
+        tuple(jobs),
+        plan.batches_per_epoch,
+        plan.batch_bytes,
+        made.hands,
+        made.make_seconds,
+        made.cold_seconds,
+        made.usd_per_hour / 3600,
+        plan.handover_seconds,
+    )
 
 
 def _figures(plan: Plan, outcome: Outcome, name: str) -> dict[str, Any]:
-    """Each job pays for its node as long as it runs; the service is paid once, as long as anybody does."""
+    """Each job pays for its node as long as it runs; the service is paid once, as long as any job runs."""
     nodes = sum(outcome.job_seconds) / 3600 * plan.node_usd_per_hour
     service = 0.0 if name == "independent" else outcome.seconds / 3600 * plan.service_usd_per_hour
     rates = [plan.batch_size * outcome.batches / len(outcome.job_seconds) / max(s, 1e-9) for s in outcome.job_seconds]
@@ -122,6 +131,12 @@ def print_simulation(values: dict[str, Any]) -> None:
     table = Table("policy", "samples/s", "longest job", "batches made", "hits", "cost", box=None, pad_edge=False)
     for name, row in values["policies"].items():
         hits = "n/a" if row["hit_rate"] is None else f"{100 * row['hit_rate']:.1f} %"
-        table.add_row(name, f"{row['samples_per_second']:,.0f}", format_seconds(max(row["job_seconds"])),
-                      str(row["made"] + row["made_locally"]), hits, format_usd(row["usd"]["total"]))  # fmt: skip
+        table.add_row(
+            name,
+            f"{row['samples_per_second']:,.0f}",
+            format_seconds(max(row["job_seconds"])),
+            str(row["made"] + row["made_locally"]),
+            hits,
+            format_usd(row["usd"]["total"]),
+        )
     console.print(table)

@@ -16,14 +16,14 @@ from typing import Any
 from rich.console import Console
 
 from flatout.analysis.mean_epoch import mean_epoch
-from flatout.commands.show import read_run
+from flatout.analysis.suite import ExperimentOutcome, SuiteRow, suite_rows
 from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.config.suite import Experiment, Suite, load_suite
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
 from flatout.machine.parents import child_environment
-from flatout.reports.suite_table import Outcome, Row, as_html, as_json, as_markdown, as_terminal, suite_rows
-from flatout.runs import Run, RunDirectory
+from flatout.reports.suite_table import as_html, as_json, as_markdown, as_terminal
+from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
 from flatout.storage import open_checked
 from flatout.training.stopping import is_interruption, stop_signals
@@ -36,7 +36,7 @@ class SuiteResult:
 
     folder: Path
     name: str
-    rows: list[Row]
+    rows: list[SuiteRow]
     interrupted: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,15 +149,15 @@ def _arguments(suite: Suite, plan: _Plan, action: str) -> list[str]:
     return [str(suite.recipe), *settings, f"--run={plan.directory.root}", *fresh]
 
 
-def _outcome(plan: _Plan, failure: str | None) -> Outcome:
-    """What the run's files say; `failure` are the last words of a process that did not end well."""
+def _outcome(plan: _Plan, failure: str | None) -> ExperimentOutcome:
+    """What the run's files say; `failure` is the last line of a process that did not end well."""
     experiment, values = plan.experiment, plan.config.model_dump(mode="json", by_alias=True)
     try:
         run = read_run(plan.directory.root) if plan.directory.exists else None
     except FlatoutError as error:
         run, failure = None, str(error)
     if run is None:
-        return Outcome(experiment.name, experiment.comment, values, cause=failure)
+        return ExperimentOutcome(experiment.name, experiment.comment, values, cause=failure)
     attempts, why = run.summary.get("attempts") or 1, run.summary.get("cause")
     notes = [f"resumed, {attempts} attempts"] if attempts > 1 else []
     cause = failure  # of a run that is complete and was refused, what refused it
@@ -165,7 +165,7 @@ def _outcome(plan: _Plan, failure: str | None) -> Outcome:
         notes += [f"{run.status}: {why}"] if why else []
     else:
         cause = f"{run.status}: {why or failure}"
-    return Outcome(experiment.name, experiment.comment, values, run, mean_epoch(run), cause, tuple(notes))
+    return ExperimentOutcome(experiment.name, experiment.comment, values, run, mean_epoch(run), cause, tuple(notes))
 
 
 def _make(folder: Path) -> None:
@@ -175,7 +175,7 @@ def _make(folder: Path) -> None:
         raise RunDirectoryError(f"cannot make {folder}: {error.strerror}; choose another --runs DIR") from None
 
 
-def _write(suite: Suite, folder: Path, outcomes: list[Outcome]) -> None:
+def _write(suite: Suite, folder: Path, outcomes: list[ExperimentOutcome]) -> None:
     rows = suite_rows(outcomes, suite.columns)
     write_text(folder / "table.md", as_markdown(suite.name, rows))
     write_text(folder / "table.html", as_html(suite.name, rows))
@@ -209,13 +209,19 @@ class _Children:
             return list(threads.map(self.train, runs))
 
     def train(self, arguments: list[str]) -> str | None:
-        """None if the child ended well, else its last words."""
+        """None if the child ended well, else the last line of its stderr."""
         started, last = time.monotonic(), ""
         command = [sys.executable, "-m", "flatout", "train", *arguments]
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            errors="replace", start_new_session=True, env={**os.environ, **child_environment()},
-        ) as child:  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**os.environ, **child_environment()},
+        ) as child:
             self._running.add(child)
             if self.interrupted:  # between the last look and the start
                 child.terminate()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 DECODED_EACH_EPOCH, FILLING, KEPT = "crop_seconds", "fill_seconds", "kept_seconds"
-"""What a sample costs whoever prepares it: no cache, the epoch that fills one, and later epochs."""
+"""Seconds to prepare one sample: no cache, the epoch that fills one, and later epochs."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CacheChoice:
         return float(getattr(self, state))
 
     def tier_for(self, wanted: str, epochs: int) -> str:
-        """What the loader would choose for a job of so many epochs; `auto` where nobody has weighed it yet."""
+        """What the loader would choose for a job of so many epochs; `auto` where it was not measured."""
         if not self.possible or wanted != "auto" or self.wanted != "auto":
             return wanted if self.possible else "off"
         if self.tier == "disk":

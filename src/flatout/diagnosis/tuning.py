@@ -88,6 +88,7 @@ def rescues(trials: Sequence[Trial], axes: Mapping[str, Sequence[Any]]) -> list[
 
 
 def usable(trial: Trial) -> bool:
+    """It ran, and leaves the allocator some room."""
     return trial.failed is None and (trial.memory_share is None or trial.memory_share <= MOST_MEMORY_SHARE)
 
 

@@ -3,6 +3,6 @@
 A reader gives a row's cells by column name; what it cannot read is None, never 0 or 100.
 """
 
-from flatout.machine.sampler import Cell, Monitor, Reader
+from flatout.machine.sampler import Cell, Monitor, SystemReader
 
-__all__ = ["Cell", "Monitor", "Reader"]
+__all__ = ["Cell", "Monitor", "SystemReader"]

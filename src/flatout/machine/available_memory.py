@@ -78,6 +78,7 @@ def require_memory(state_bytes: int, what: str, limit: Limit | None) -> None:
 
 
 def remedy() -> str:
+    """What a user can do about too little memory."""
     return "lower model.width, data.batch_size, data.workers or data.memory, or raise the limit"
 
 

@@ -53,6 +53,7 @@ def usable_cores() -> int:
 
 
 def disk_budget_bytes(folder: Path) -> int:
+    """What caches and staged data may take of the disk that holds `folder`, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return int(psutil.disk_usage(str(folder)).free * _DISK_SHARE)

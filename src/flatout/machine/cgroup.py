@@ -58,10 +58,12 @@ def _mounted(version: int, controller: str, path: str, mounts: str) -> Cgroup | 
 
 
 def own_limits() -> Limits:
+    """Of the cgroups that this process is in."""
     return read_limits(read_text("/proc/self/cgroup"), read_text("/proc/self/mountinfo"))
 
 
 def read_limits(cgroups: str | None, mounts: str | None) -> Limits:
+    """From the texts of /proc/self/cgroup and /proc/self/mountinfo; None where a limit is not set."""
     memory, cpu = (find_cgroup(name, cgroups, mounts) for name in ("memory", "cpu"))
     memory_bytes, memory_folder = _tightest(memory, _memory_limit)
     cores, cpu_folder = _tightest(cpu, _cpu_limit)

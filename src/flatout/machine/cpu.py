@@ -32,6 +32,8 @@ def share(before: tuple[int, ...] | None, after: tuple[int, ...] | None, *fields
 
 
 class CpuReader:
+    """Use of the cores, by this process and by all."""
+
     def __init__(self, tree: ProcessTree, limits: Limits) -> None:
         self._tree = tree
         self._limit_cores = limits.cpu_cores

@@ -13,6 +13,8 @@ _SECTOR_BYTES = 512  # of these counters, whatever the disk's own sectors are
 
 @dataclass(frozen=True)
 class DiskCounters:
+    """Since boot."""
+
     read_bytes: int
     written_bytes: int
     busy_seconds: float

@@ -8,9 +8,15 @@ from flatout.machine.sampler import Cell
 
 _NOT_AVAILABLE = (2**64 - 1, 2**32 - 1)
 _REASONS = {
-    0x002: "application_clocks", 0x004: "power_cap", 0x008: "hardware_slowdown", 0x010: "sync_boost",
-    0x020: "thermal", 0x040: "hardware_thermal", 0x080: "power_brake", 0x100: "display_clocks",
-}  # fmt: skip
+    0x002: "application_clocks",
+    0x004: "power_cap",
+    0x008: "hardware_slowdown",
+    0x010: "sync_boost",
+    0x020: "thermal",
+    0x040: "hardware_thermal",
+    0x080: "power_brake",
+    0x100: "display_clocks",
+}
 """Bits of the clocks' event reasons; idle (1) is no reason to worry."""
 
 

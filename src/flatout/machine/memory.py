@@ -32,6 +32,8 @@ def shared_memory_bytes() -> tuple[int | None, int | None]:
 
 
 class MemoryReader:
+    """Memory of the process tree and of the machine."""
+
     def __init__(self, tree: ProcessTree, limits: Limits) -> None:
         self._tree = tree
         self._folder = limits.memory_folder

@@ -59,6 +59,7 @@ def link_bits_per_second(interface: str) -> int | None:
 
 
 def interface_names() -> list[str]:
+    """All that the kernel lists; none where it does not say."""
     try:
         return sorted(os.listdir("/sys/class/net"))
     except OSError:
@@ -72,6 +73,8 @@ def recorded_interfaces(training: str | None) -> list[str]:
 
 
 class NetReader:
+    """Bytes through the recorded interfaces since the last look."""
+
     def __init__(self, training: str | None) -> None:
         self._training = training
         self._interfaces = recorded_interfaces(training)

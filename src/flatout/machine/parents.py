@@ -49,6 +49,8 @@ def last_words(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def watch_parent(parent: int, then: Callable[[], None]) -> None:
+    """Calls `then`, in a thread of its own, once `parent` is not the parent any more."""
+
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_SECONDS)

@@ -25,6 +25,8 @@ def parse_pages(statm: str | None) -> tuple[int, int] | None:
 
 
 class ProcessTree:
+    """A process and all its descendants; `root` is this one by default."""
+
     def __init__(self, root: int | None = None) -> None:
         self._root = os.getpid() if root is None else root
         self._pids: list[int] = []

@@ -12,7 +12,9 @@ _SHORTEST_SECONDS = 0.1  # the kernel counts CPU time in hundredths of a second:
 _STOP_SECONDS = 2.0  # a reader may hang on a dead network disk; the run does not wait for it
 
 
-class Reader(Protocol):
+class SystemReader(Protocol):
+    """One source of columns for system.csv."""
+
     def describe(self) -> dict[str, Any]:
         """What does not change while the run goes on: sizes, limits, names."""
         ...
@@ -27,7 +29,7 @@ class Monitor:
 
     def __init__(
         self,
-        readers: Mapping[str, Callable[[], Reader]],
+        readers: Mapping[str, Callable[[], SystemReader]],
         write: Callable[[dict[str, Cell]], None],
         note: Callable[[str], None],
         clock: Callable[[], float],
@@ -38,7 +40,7 @@ class Monitor:
         self._note = note
         self._clock = clock  # seconds since the attempt began, as in its spans
         self._interval_seconds = interval_seconds
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, SystemReader] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
         self._noted: set[str] = set()
         self.description: dict[str, dict[str, Any]] = {}

@@ -11,6 +11,7 @@ _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|#~"} | {"<": "&lt;", ">"
 
 
 def report_markdown(details: Details) -> str:
+    """Answers, where the time went, cost."""
     run = details.run
     emulated = " (EMULATED device)" if is_emulated(details) else ""
     parts = [f"# {_text(run.name)}: {run.status}{emulated}"]

@@ -14,10 +14,18 @@ from flatout.reports.page import printable
 from flatout.units import format_seconds, format_share
 
 _COLOURS = {
-    "startup": "grey50", "data_wait": "red", "copy": "magenta", "forward": "green", "backward": "dark_green",
-    "communication": "yellow", "optimizer": "cyan", "validation": "blue", "checkpoint": "orange3", "other": "grey70",
+    "startup": "grey50",
+    "data_wait": "red",
+    "copy": "magenta",
+    "forward": "green",
+    "backward": "dark_green",
+    "communication": "yellow",
+    "optimizer": "cyan",
+    "validation": "blue",
+    "checkpoint": "orange3",
+    "other": "grey70",
     "unattributed": "white",
-}  # fmt: skip
+}
 _BAR_CELLS = 60
 _LEGEND_COLUMNS = 2
 
@@ -30,7 +38,7 @@ def render(details: Details, written: Mapping[str, str] | None = None) -> Render
 
 
 def _text(value: str, style: str = "") -> Text:
-    """What strangers named: neither markup nor control characters."""
+    """Untrusted text: markup is not interpreted, control characters are shown as escapes."""
     return Text(printable(value), style, overflow="fold")
 
 

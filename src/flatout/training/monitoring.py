@@ -13,7 +13,7 @@ from flatout.config.schema import Config
 from flatout.engine.devices import Device
 from flatout.engine.parallel.joining import devices_per_node
 from flatout.errors import ConfigError
-from flatout.machine import Cell, Monitor, Reader
+from flatout.machine import Cell, Monitor, SystemReader
 from flatout.machine.budgets import cache_folder
 from flatout.machine.cgroup import own_limits
 from flatout.machine.cpu import CpuReader
@@ -22,8 +22,9 @@ from flatout.machine.gpu import GpuReader
 from flatout.machine.memory import MemoryReader
 from flatout.machine.net import NetReader, interface_names, interface_to
 from flatout.machine.processes import ProcessTree
-from flatout.runs.directory import RunDirectory, Table, read_table
+from flatout.runs.directory import RunDirectory
 from flatout.runs.system import SYSTEM_COLUMNS, SystemTotals
+from flatout.runs.tables import Table, read_table
 from flatout.storage.credentials import s3_endpoint
 
 
@@ -122,13 +123,13 @@ class SystemRecords:
             self._table.append(whole)
             self._totals.add(whole)
 
-    def _readers(self) -> dict[str, Callable[[], Reader]]:
+    def _readers(self) -> dict[str, Callable[[], SystemReader]]:
         tree, limits, data = ProcessTree(), own_limits(), self._config.data.path
         held = cache_folder() if "://" in data else Path(os.path.expanduser(data))  # remote data is staged there
         folders = {"data": held, "run": self._directory.root}
         wanted = self._config.monitor.interface
         interface = self.rank_interface if wanted == "auto" and self.rank_interface is not None else wanted
-        readers: dict[str, Callable[[], Reader]] = {
+        readers: dict[str, Callable[[], SystemReader]] = {
             "cpu": lambda: CpuReader(tree, limits),
             "memory": lambda: MemoryReader(tree, limits),
             "disk": lambda: DiskReader(folders),

@@ -14,22 +14,13 @@ from flatout.data.source.dataset import some_files
 from flatout.data.source.readers import Reader, store_counters
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
-from flatout.runs.directory import (
-    EPOCH_COLUMNS,
-    QUARANTINE_COLUMNS,
-    STEP_COLUMNS,
-    RunDirectory,
-    Table,
-    cell,
-    effective_rows,
-    read_json,
-    read_table,
-    write_json,
-)
+from flatout.runs.directory import RunDirectory, read_json, write_json
 from flatout.runs.step_totals import Steps, StepTotals, read_steps
+from flatout.runs.steps import STEP_COLUMNS
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
+from flatout.runs.tables import EPOCH_COLUMNS, QUARANTINE_COLUMNS, Table, cell, effective_rows, read_table
 from flatout.timeline import Recorder
-from flatout.timeline.merge import read_attempts
+from flatout.timeline.reading import read_attempts
 from flatout.timeline.startup import StartupClock
 from flatout.training.monitoring import SystemRecords
 from flatout.training.sharing import add_shared, with_shares

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from flatout.analysis.activity import BINS, Overview, read_activity
-from flatout.analysis.epoch_ledger import DIFFERENCES, EpochLedger, account_epochs, explain_difference
-from flatout.timeline.lanes import Row, Started, read_rows
-from flatout.timeline.merge import read_attempts
+from flatout.analysis.epoch_ledger import DIFFERENCES, EpochLedger, account_steps, explain_difference
+from flatout.runs.steps import StepRow
+from flatout.timeline.reading import AttemptStart, SpanRow, read_attempts, read_spans
 
 
 class SpanFile:
@@ -48,19 +48,18 @@ class SpanFile:
         self.span("checkpoint", 1.0, gap=0.1)
 
 
-def step_rows(steps: list[tuple[int, int, int]]) -> list[dict[str, str]]:
+def step_rows(steps: list[tuple[int, int, int]]) -> list[StepRow]:
     """Attempt, step, epoch; times as SpanFile makes them."""
     rows, seen = [], set()
     for attempt, step, epoch in steps:
         seconds = 3.51 if attempt in seen else 5.51
         seen.add(attempt)
-        rows.append({"attempt": str(attempt), "step": str(step), "epoch": str(epoch), "samples": "8",
-                     "step_seconds": str(seconds), "data_wait_seconds": "0.5"})  # fmt: skip
+        rows.append(StepRow(attempt, step, epoch, samples=8, step_seconds=seconds, data_wait_seconds=0.5))
     return rows
 
 
 @pytest.fixture
-def restarted(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
+def restarted(tmp_path: Path) -> tuple[Path, list[StepRow]]:
     """Two epochs of 4 steps; killed after step 6, begun again at step 5."""
     spans = SpanFile(tmp_path / "rank0.jsonl")
     spans.start(1)
@@ -76,7 +75,7 @@ def restarted(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
     return spans.path, rows
 
 
-def test_parts_by_epoch_add_up_to_the_wall_clock(restarted: tuple[Path, list[dict[str, str]]]) -> None:
+def test_parts_by_epoch_add_up_to_the_wall_clock(restarted: tuple[Path, list[StepRow]]) -> None:
     path, rows = restarted
     ledger = read_activity(path, rows).ledger
     attempts = read_attempts(path)
@@ -103,9 +102,9 @@ def test_a_span_inside_another_is_counted_once(tmp_path: Path) -> None:
     assert sum(ledger.epochs[0].values()) + 5.0 == pytest.approx(spans.now)
 
 
-def test_the_estimate_and_its_differences_are_the_actual_epoch(restarted: tuple[Path, list[dict[str, str]]]) -> None:
+def test_the_estimate_and_its_differences_are_the_actual_epoch(restarted: tuple[Path, list[StepRow]]) -> None:
     path, rows = restarted
-    accounts = account_epochs(rows, read_activity(path, rows).ledger, 8)
+    accounts = account_steps(rows, read_activity(path, rows).ledger, 8)
     for account in accounts:
         assert account.estimate + sum(getattr(account, name) for name in DIFFERENCES) == pytest.approx(account.actual)
     first, second = accounts
@@ -125,7 +124,7 @@ def test_the_estimate_and_its_differences_are_the_actual_epoch(restarted: tuple[
     assert explain_difference([]) is None
 
 
-def ledger_of(rows: list[dict[str, str]], **parts: float) -> EpochLedger:
+def ledger_of(rows: list[StepRow], **parts: float) -> EpochLedger:
     ledger = EpochLedger(rows)
     ledger.epochs[0] = parts
     return ledger
@@ -133,15 +132,15 @@ def ledger_of(rows: list[dict[str, str]], **parts: float) -> EpochLedger:
 
 def test_a_short_last_batch_is_part_of_one() -> None:
     rows = step_rows([(1, s, 0) for s in range(1, 4)])
-    rows[-1]["samples"] = "4"
-    (account,) = account_epochs(rows, ledger_of(rows, forward=12.53), 8)
+    rows[-1] = rows[-1]._replace(samples=4)
+    (account,) = account_steps(rows, ledger_of(rows, forward=12.53), 8)
     assert account.batches == 2.5
     assert account.estimate == pytest.approx(2.5 * 3.01)
 
 
-def test_an_epoch_over_two_attempts_says_so(restarted: tuple[Path, list[dict[str, str]]]) -> None:
+def test_an_epoch_over_two_attempts_says_so(restarted: tuple[Path, list[StepRow]]) -> None:
     path, rows = restarted
-    first, second = account_epochs(rows, read_activity(path, rows).ledger, 8)
+    first, second = account_steps(rows, read_activity(path, rows).ledger, 8)
     assert (first.restarted, second.restarted) == (False, True)
     assert second.other == pytest.approx(0.1 + 2 * 3.01 + 2.0)  # and what was lost with the kill
 
@@ -158,17 +157,17 @@ def test_lanes_and_readings_are_read_and_damage_is_left_out(tmp_path: Path) -> N
         "\x00\x00",
     ]  # fmt: skip
     path.write_text("\n".join(lines))
-    assert list(read_rows(path)) == [
-        Started(1, 5.0),
-        Row("", "startup", 0, 0.0, 1.0, 1.0, None),
-        Row("loader 0", "fetch", 1, 0.5, 0.25, 0.25, None),
-        Row("queue", "depth", 0, 0.75, 0.0, 0.0, 3.0),
-        Row("", "copy", 9, 0.8, 0.1, 0.1, None, 12),
+    assert list(read_spans(path)) == [
+        AttemptStart(1, 5.0),
+        SpanRow("", "startup", 0, 0.0, 1.0, 1.0, None),
+        SpanRow("loader 0", "fetch", 1, 0.5, 0.25, 0.25, None),
+        SpanRow("queue", "depth", 0, 0.75, 0.0, 0.0, 3.0),
+        SpanRow("", "copy", 9, 0.8, 0.1, 0.1, None, 12),
     ]
     activity = read_activity(path, [])
     assert activity.overview.lanes()["loader 0"][2] == pytest.approx(1.0)
     assert activity.overview.values() == {"queue depth": [(0.875, 3.0)]}
-    assert list(read_rows(tmp_path / "none")) == []
+    assert list(read_spans(tmp_path / "none")) == []
 
 
 def test_the_overview_keeps_sums_however_long_the_run() -> None:
@@ -189,7 +188,7 @@ def test_the_overview_keeps_sums_however_long_the_run() -> None:
     )
 
 
-def test_close_looks_hold_the_steps_they_name(restarted: tuple[Path, list[dict[str, str]]]) -> None:
+def test_close_looks_hold_the_steps_they_name(restarted: tuple[Path, list[StepRow]]) -> None:
     path, rows = restarted
     with path.open("a") as file:
         file.write('{"lane":"loader 0","name":"decode","step":6,"start":6.0,"seconds":0.5}\n')
@@ -199,3 +198,13 @@ def test_close_looks_hold_the_steps_they_name(restarted: tuple[Path, list[dict[s
     assert sum(row.name == "data_wait" for row in look.rows) == 5  # the last found the epoch at its end
     assert activity.attempts[0] == (1, 0.0)
     assert activity.attempts[1][0] == 2
+
+
+def test_spans_that_no_clock_can_give_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_text(
+        '{"name":"forward","step":1,"start":1,"seconds":1,"own":"1e999"}\n'
+        '{"name":"forward","step":1,"start":-1,"seconds":1,"own":1}\n'
+        '{"lane":"queue","name":"depth","start":1,"value":"nan"}\n'
+    )
+    assert list(read_spans(path)) == []

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from constructed import signals, steps
+from constructed import changed, signals, steps
 from test_what_if import JOB
 
 from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
@@ -40,7 +40,7 @@ def seconds(*costs: float) -> float:
 def test_a_declined_cache_is_not_advised(data_cache: str) -> None:
     impossible = replace(DECLINED, wanted=data_cache, possible=False)
     starved = signals(workers=8, steps=STARVED, decode_seconds=2.4 * len(STARVED), cache=data_cache)
-    starved = replace(starved, cache_choice=impossible if data_cache == "off" else DECLINED)
+    starved = changed(starved, "input", cache_choice=impossible if data_cache == "off" else DECLINED)
     found = explain_signals(starved).findings
     assert [each for each in found if "data.cache" in each.fix.changes] == []
     limit = decode_bound.find(starved)
@@ -59,7 +59,9 @@ def test_a_cache_that_the_recipe_switched_off_is_advised() -> None:
 
 def test_a_cold_epoch_is_no_reason_for_a_cache_that_does_not_pay() -> None:
     cold = signals(steps=steps(first_epoch_wait=0.3))
-    with_advice, without = (cold_epoch.find(replace(cold, cache_choice=choice)) for choice in (FILLED, DECLINED))
+    with_advice, without = (
+        cold_epoch.find(changed(cold, "input", cache_choice=choice)) for choice in (FILLED, DECLINED)
+    )
     assert with_advice is not None
     assert without is not None
     assert (with_advice.fix.changes, without.fix.changes) == ({"data.cache": "disk"}, {})
@@ -129,7 +131,7 @@ def test_which_cost_a_run_measured(choice: CacheChoice, made: tuple, state: str)
 def test_an_epoch_that_fills_is_no_warm_one() -> None:
     """Even where the device is the limit and its steps are as long as later ones."""
     run = signals(steps=steps(), cache_choice=FILLED)
-    assert {step.epoch for step in run.warm_steps} == {1, 2, 3}
+    assert {step.epoch for step in run.step.warm} == {1, 2, 3}
 
 
 def test_what_lies_on_disk_is_used_again() -> None:

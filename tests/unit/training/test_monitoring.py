@@ -12,7 +12,7 @@ import torch
 from flatout.config.loading import load_config
 from flatout.engine.devices import Device
 from flatout.runs import RunDirectory
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from flatout.training.monitoring import OwnGpu, SystemRecords
 
 PER_CENT = {"GPU-zero": 100, "GPU-one": 50, "GPU-two": 30}

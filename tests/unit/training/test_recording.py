@@ -16,8 +16,8 @@ from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import choose_device
 from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.runs import RunDirectory
-from flatout.runs.directory import effective_rows, read_table
 from flatout.runs.summary import accuracy, throughput
+from flatout.runs.tables import effective_rows, read_table
 from flatout.timeline import Recorder
 from flatout.training import recording
 from flatout.training.recording import RunRecords
