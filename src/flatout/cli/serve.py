@@ -79,9 +79,21 @@ def serve(
     from flatout.commands.serve import serve as run_service
 
     chosen = ServeOptions(
-        capacity, threads, eviction.value, trace, listen, tuple(data or ()), tls_cert, tls_key, tls_ca, redis,
-        redis_password_file, ray, function, usd_per_hour,
-    )  # fmt: skip
+        capacity,
+        threads,
+        eviction.value,
+        trace,
+        listen,
+        tuple(data or ()),
+        tls_cert,
+        tls_key,
+        tls_ca,
+        redis,
+        redis_password_file,
+        ray,
+        function,
+        usd_per_hour,
+    )
     values = run_service(chosen, as_json)
     if as_json:
         print_json(values)

@@ -12,22 +12,45 @@ _DEFAULTS = Config().model_dump(mode="json", by_alias=True)
 
 _TASK_KEYS = {
     "classification": (
-        "data.view", "data.eval_view", "data.batch_size", "data.classes", "data.samples_per_class", "data.cache",
-        "data.stage", "data.memory", "data.shared", "data.worker_kind", "views", "model.stem", "train.channels_last",
-        "validate.batch_size", "emulated",
+        "data.view",
+        "data.eval_view",
+        "data.batch_size",
+        "data.classes",
+        "data.samples_per_class",
+        "data.cache",
+        "data.stage",
+        "data.memory",
+        "data.shared",
+        "data.worker_kind",
+        "views",
+        "model.stem",
+        "train.channels_last",
+        "validate.batch_size",
+        "emulated",
     ),
     "translation": (
-        "data.source_language", "data.target_language", "data.batch_tokens", "data.max_tokens", "data.vocabulary",
-        "model.dropout", "model.pre_norm", "validate.beam",
+        "data.source_language",
+        "data.target_language",
+        "data.batch_tokens",
+        "data.max_tokens",
+        "data.vocabulary",
+        "model.dropout",
+        "model.pre_norm",
+        "validate.beam",
     ),
-}  # fmt: skip
+}
 # what a key is by default where classification's own default makes no sense
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "translation": {
-        "model.name": "transformer-small", "train.optimizer": "adamw", "train.lr": 1e-3, "train.beta2": 0.98,
-        "train.weight_decay": 0.0, "train.schedule": "inverse-sqrt", "checkpoint.metric": "bleu",
+        "model.name": "transformer-small",
+        "train.optimizer": "adamw",
+        "train.lr": 1e-3,
+        "train.beta2": 0.98,
+        "train.weight_decay": 0.0,
+        "train.schedule": "inverse-sqrt",
+        "checkpoint.metric": "bleu",
     },
-}  # fmt: skip
+}
 _TASK_METRICS = {
     "classification": ("top1", "top5", "val_loss", "train_loss"),
     "translation": ("bleu", "val_loss", "train_loss"),

@@ -15,20 +15,40 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _REGION = re.compile(r"expecting '?([a-z0-9-]+)'?|<Region>([a-z0-9-]+)</Region>")
 _KEY = re.compile(r'Path "(.*?)"', re.DOTALL)
 _CREDENTIAL_SOURCES = (
-    "/latest/api/token", "/latest/meta-data/", "metadata.google.internal", "/metadata/identity", "WebIdentity",
-    "Missing AccessKey", "Missing SecretAccessKey", "ContainerCredentials", "oauth2",
-)  # fmt: skip
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "metadata.google.internal",
+    "/metadata/identity",
+    "WebIdentity",
+    "Missing AccessKey",
+    "Missing SecretAccessKey",
+    "ContainerCredentials",
+    "oauth2",
+    "External AWS credential provider",
+)
 _BY_CODE = {
-    "ExpiredToken": Outcome.EXPIRED, "TokenRefreshRequired": Outcome.EXPIRED, "NoSuchBucket": Outcome.NO_BUCKET,
-    "ContainerNotFound": Outcome.NO_BUCKET, "AuthorizationHeaderMalformed": Outcome.WRONG_REGION,
-    "PermanentRedirect": Outcome.WRONG_REGION, "IllegalLocationConstraintException": Outcome.WRONG_REGION,
-    "SlowDown": Outcome.THROTTLED, "ServerBusy": Outcome.THROTTLED, "RequestTimeTooSkewed": Outcome.REFUSED,
+    "ExpiredToken": Outcome.EXPIRED,
+    "TokenRefreshRequired": Outcome.EXPIRED,
+    "NoSuchBucket": Outcome.NO_BUCKET,
+    "ContainerNotFound": Outcome.NO_BUCKET,
+    "AuthorizationHeaderMalformed": Outcome.WRONG_REGION,
+    "PermanentRedirect": Outcome.WRONG_REGION,
+    "IllegalLocationConstraintException": Outcome.WRONG_REGION,
+    "SlowDown": Outcome.THROTTLED,
+    "ServerBusy": Outcome.THROTTLED,
+    "RequestTimeTooSkewed": Outcome.REFUSED,
     "RequestTimeout": Outcome.UNREACHABLE,
-}  # fmt: skip
+}
 _BY_STATUS = {
-    "404": Outcome.MISSING, "401": Outcome.DENIED, "403": Outcome.DENIED, "416": Outcome.BAD_RANGE,
-    "429": Outcome.THROTTLED, "503": Outcome.THROTTLED, "408": Outcome.UNREACHABLE, "301": Outcome.WRONG_REGION,
-}  # fmt: skip
+    "404": Outcome.MISSING,
+    "401": Outcome.DENIED,
+    "403": Outcome.DENIED,
+    "416": Outcome.BAD_RANGE,
+    "429": Outcome.THROTTLED,
+    "503": Outcome.THROTTLED,
+    "408": Outcome.UNREACHABLE,
+    "301": Outcome.WRONG_REGION,
+}
 _BY_TEXT = (
     ("Received redirect without LOCATION", Outcome.WRONG_REGION, "redirected elsewhere"),
     ("Received non-partial response", Outcome.NOT_PARTIAL, "the server ignores ranges"),

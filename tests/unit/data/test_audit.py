@@ -189,7 +189,7 @@ def test_a_clean_dataset_has_no_findings(folder: Path) -> None:
 
 
 def test_every_finding_is_planted_somewhere_here() -> None:
-    assert set(audit_findings._TEXTS) == {*SINGLES, *GROUPS, *OTHERS}
+    assert set(audit_findings.TEXTS) == {*SINGLES, *GROUPS, *OTHERS}
 
 
 @pytest.mark.parametrize("kind", SINGLES)

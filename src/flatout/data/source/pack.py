@@ -32,9 +32,16 @@ _READABLE = (1, VERSION)  # version 1 has no digests of the original files, and 
 _HEADER = struct.Struct("<8sIIQQ32s")
 _MAX_SAMPLES, _MAX_NAME_BYTES, _MAX_SHARD_BYTES = 2**31, 4096, 2**62
 _ARRAYS = (
-    ("offset", "<u8"), ("length", "<u8"), ("original_length", "<u8"), ("name_end", "<u8"), ("shard", "<u4"),
-    ("label", "<u4"), ("height", "<u4"), ("width", "<u4"), ("digest", "V16"),
-)  # fmt: skip
+    ("offset", "<u8"),
+    ("length", "<u8"),
+    ("original_length", "<u8"),
+    ("name_end", "<u8"),
+    ("shard", "<u4"),
+    ("label", "<u4"),
+    ("height", "<u4"),
+    ("width", "<u4"),
+    ("digest", "V16"),
+)
 _CONTENT = ("content", "V16")  # from version 2 on
 
 
