@@ -99,7 +99,7 @@ def test_the_map_has_the_arrows_of_importlinter() -> None:
 
 def commands() -> dict[str, Path]:
     """Every command by its words, and the file that defines it."""
-    from flatout.cli import main, register
+    from flatout.cli import apps, register
 
     register()
     found: dict[str, Path] = {}
@@ -111,7 +111,7 @@ def commands() -> dict[str, Path]:
             else:
                 found[" ".join((*words, name))] = ROOT / f"src/{command.callback.__module__.replace('.', '/')}.py"
 
-    walk(typer.main.get_command(main.app), ("flatout",))
+    walk(typer.main.get_command(apps.app), ("flatout",))
     return found
 
 

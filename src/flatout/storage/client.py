@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flatout.errors import ConfigError, DataError, StorageError
-from flatout.storage.answers import Place
+from flatout.storage.answers import StoreLocation
 from flatout.storage.credentials import profile_provider, s3_endpoint, shared_file_settings
 
 _CLIENT_KEYS = {"allow_http", "allow_invalid_certificates", "root_certificate", "proxy_url", "proxy_excludes"}
@@ -88,13 +88,13 @@ def build_client(address: Address, options: Mapping[str, Option], timeouts: Time
         raise _config_error(address, error) from None
 
 
-def place_of(url: str, options: Mapping[str, Option]) -> Place:
+def place_of(url: str, options: Mapping[str, Option]) -> StoreLocation:
     scheme = url.partition("://")[0]
     endpoint = _endpoint(scheme, options)
     if endpoint is not None:
         parts = urlsplit(endpoint)
         endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    return Place(url, endpoint or _SERVICES.get(scheme, scheme), _HINTS.get(scheme, "its credentials"))
+    return StoreLocation(url, endpoint or _SERVICES.get(scheme, scheme), _HINTS.get(scheme, "its credentials"))
 
 
 def origin_of(url: str, options: Mapping[str, Option]) -> str:

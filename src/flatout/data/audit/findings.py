@@ -39,7 +39,7 @@ _EXTENSIONS = {
 }
 _COPY_NAME = re.compile(r"(?i)^copy of .|.(?: ?\(\d{1,3}\)|[ _-]+copy(?: ?\d+| ?\(\d+\))?)$")
 
-"""Finding -> severity, what it counts, what to do; in the order of a report."""
+"""AuditFinding -> severity, what it counts, what to do; in the order of a report."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One kind of thing that is wrong or worth knowing."""
 
     id: str
@@ -60,7 +60,7 @@ class Finding:
     do: str
 
 
-def judge(contents: Contents, examined: Examined) -> list[Finding]:
+def judge(contents: Contents, examined: Examined) -> list[AuditFinding]:
     """Everything that is wrong or worth knowing, problems first. Pure."""
     found = {
         finding: (count, examples)
@@ -74,7 +74,7 @@ def judge(contents: Contents, examined: Examined) -> list[Finding]:
         if count
     }
     return [
-        Finding(each, severity, what, found[each][0], tuple(islice(found[each][1], MAX_EXAMPLES)), do)
+        AuditFinding(each, severity, what, found[each][0], tuple(islice(found[each][1], MAX_EXAMPLES)), do)
         for each, (severity, what, do) in TEXTS.items()
         if each in found
     ]
@@ -236,7 +236,7 @@ def _is_invisible(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")
 
 
-def describe(contents: Contents, examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]:
+def describe(contents: Contents, examined: Examined, findings: Sequence[AuditFinding]) -> dict[str, Any]:
     """The result of an audit as plain values. Counts and bytes are of all samples, the rest of those looked at."""
     rows = examined.rows[examined.rows["status"] == OK]
     severities = Counter(finding.severity for finding in findings)

@@ -22,8 +22,9 @@ from flatout.data.pixels.picture_limits import MAX_PIXELS
 from flatout.data.source.identity import Origins, Words, as_words, digest_of
 from flatout.data.source.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.storage.counters import StoreCounters
 from flatout.storage.locators import NO_LOCATOR
-from flatout.storage.protocol import Range, Store
+from flatout.storage.protocol import Range, Store, counters_of
 
 MANIFEST = "pack.json"
 MODES = ("original", "resized", "decoded")
@@ -155,6 +156,9 @@ class PackReader:
             return None
         arrays = self.index.arrays
         return np.stack([arrays["height"][rows], arrays["width"][rows]], axis=1).astype(np.int32)
+
+    def counters(self) -> StoreCounters:
+        return counters_of(self.store)
 
     def origins(self, place: str) -> Origins:
         """From version 2 on the index proves what is stored, since every sample is compared with it when it is read."""
