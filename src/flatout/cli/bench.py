@@ -2,7 +2,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import bench_app
+from flatout.cli.apps import bench_app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 

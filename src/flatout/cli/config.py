@@ -1,4 +1,4 @@
-from flatout.cli.main import config_app
+from flatout.cli.apps import config_app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
 

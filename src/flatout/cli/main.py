@@ -1,34 +1,17 @@
-"""The command line: names, options and help. Each command imports what it needs when it runs, so help is quick."""
+"""The entry point `flatout`: runs a command and turns what it raises into one line and an exit code."""
 
 import os
 import sys
 from typing import Any, NoReturn
 
-import typer
-
+from flatout.cli import register
+from flatout.cli.apps import app
 from flatout.errors import FlatoutError
 from flatout.machine.parents import exit_with_parent, stop_with_parent
-
-app = typer.Typer(
-    name="flatout",
-    help="Train image classifiers flat out, and know where every second and every dollar went.",
-    epilog="Start with: flatout demo",
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(help="Look at, make and pack datasets.", no_args_is_help=True)
-config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
-bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-app.add_typer(config_app, name="config")
-app.add_typer(bench_app, name="bench")
 
 
 def run() -> Any:
     """Entry point: a user's mistake is one line on stderr and an exit code; anything else is a bug with a traceback."""
-    from flatout.cli import register
     from flatout.machine.lasting_output import outlive_readers
 
     if "OMP_WAIT_POLICY" not in os.environ:

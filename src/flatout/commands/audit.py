@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from flatout.data.audit.examination import Contents, examine, open_contents
-from flatout.data.audit.findings import Finding, describe, judge
+from flatout.data.audit.findings import AuditFinding, describe, judge
 from flatout.data.pixels.decode import Undecodable, decode_image
 from flatout.data.source.readers import read_source
 from flatout.errors import DataError, StorageError
@@ -57,7 +57,7 @@ def print_audit(result: dict[str, Any]) -> None:
     Console(highlight=False).print(audit_text(result))
 
 
-def _thumbnails(contents: Contents, findings: list[Finding]) -> dict[str, str]:
+def _thumbnails(contents: Contents, findings: list[AuditFinding]) -> dict[str, str]:
     """Name -> data URI of what the findings show, every finding's first examples first."""
     pictured = [finding for finding in findings if finding.id.startswith(_PICTURED)]
     wanted: dict[str, None] = {}

@@ -56,9 +56,7 @@ def _pack(dataset: Dataset, target: Path, options: PackOptions, what: str, quiet
         )
     followed = _followed(write_pack(dataset, target, options), dataset, what, quiet)
     size = sum(path.stat().st_size for path in target.iterdir())
-    return {
-        "pack": str(target), "mode": options.mode, "fingerprint": dataset.fingerprint, "bytes": size, **followed
-    }  # fmt: skip
+    return {"pack": str(target), "mode": options.mode, "fingerprint": dataset.fingerprint, "bytes": size, **followed}
 
 
 def _followed(work: Iterator[tuple[int, int]], dataset: Dataset, what: str, quiet: bool) -> dict[str, Any]:

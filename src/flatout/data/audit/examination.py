@@ -39,9 +39,19 @@ OK, EMPTY, BOMB, BROKEN, UNREADABLE = range(5)  # what became of a sample
 MODES = ("", "RGB", "grey", "alpha", "palette", "CMYK", "16-bit", "bilevel", "other")
 KINDS = ("", *FORMATS, "pixels")
 _LOOK = np.dtype(
-    [("split", "u1"), ("status", "u1"), ("mode", "u1"), ("kind", "u1"), ("turned", "?"), ("id", "<i4"),
-     ("label", "<i4"), ("width", "<i4"), ("height", "<i4"), ("digest", "S16")]
-)  # fmt: skip
+    [
+        ("split", "u1"),
+        ("status", "u1"),
+        ("mode", "u1"),
+        ("kind", "u1"),
+        ("turned", "?"),
+        ("id", "<i4"),
+        ("label", "<i4"),
+        ("width", "<i4"),
+        ("height", "<i4"),
+        ("digest", "S16"),
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,87 +18,28 @@ from flatout.data.audit.examination import (
     EMPTY,
     KINDS,
     MAX_EXAMPLES,
-    MAX_FILE_BYTES,
     MODES,
     OK,
     UNREADABLE,
     Contents,
     Examined,
 )
-from flatout.data.pixels.picture_limits import MAX_EXPANSION, MAX_PIXELS, MAX_SCANS
+from flatout.data.audit.texts import FEW_SAMPLES, LONG_NAME_BYTES, TEXTS, Severity
 from flatout.data.source.dataset import Split
 from flatout.data.source.layouts import canonical
-from flatout.units import format_bytes
 
-Severity = Literal["problem", "warning", "note"]
-FEW_SAMPLES = 10  # a training class below this hardly teaches anything
 IMBALANCE = 10  # largest class over smallest from which on it is worth a warning
-_LONG_NAME_BYTES = 250  # of 255: a longer name leaves no room for the suffix of a temporary file
 _SHOWN_COPIES = 6  # names in one example
 _STATUS_IDS = {EMPTY: "empty-file", BOMB: "bomb", BROKEN: "undecodable", UNREADABLE: "unreadable"}
 _EXTENSIONS = {
-    "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "mpo": "JPEG", "png": "PNG", "webp": "WEBP",
-    "bmp": "BMP", "gif": "GIF", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM", "pgm": "PPM", "pbm": "PPM", "pnm": "PPM",
-}  # fmt: skip
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif", "mpo"), "JPEG"),
+    **dict.fromkeys(("tif", "tiff"), "TIFF"),
+    **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
+    **{name: name.upper() for name in ("png", "webp", "bmp", "gif")},
+}
 _COPY_NAME = re.compile(r"(?i)^copy of .|.(?: ?\(\d{1,3}\)|[ _-]+copy(?: ?\d+| ?\(\d+\))?)$")
 
-_TEXTS: dict[str, tuple[Severity, str, str]] = {
-    "class-mismatch": ("problem", "classes that only one of train and val has",
-        "Training refuses such a dataset, since labels would not match: give both splits the same class folders."),
-    "empty-class": ("problem", "class folders without a sample",
-        "Training refuses an empty class: add images or remove the folder."),
-    "empty-file": ("problem", "files of zero bytes",
-        "Usually a download or copy that broke off: fetch them again or delete them."),
-    "undecodable": ("problem", "files that cannot be decoded",
-        "Training leaves them out of every epoch and lists them in quarantine.csv: fetch them again or delete them."),
-    "unreadable": ("problem", "files that cannot be read", "Check permissions, the disk and the mount."),
-    "bomb": ("problem", "pictures that cost too much: decompression bombs, headers that lie, thousands of scans",
-        f"Refused before anything is allocated (limits: {MAX_PIXELS} pixels, {format_bytes(MAX_FILE_BYTES)}, pixels of "
-        f"{MAX_EXPANSION} times the file, {MAX_SCANS} scans): delete them, or scale them down if they are genuine."),
-    "label-conflict": ("problem", "samples with the same bytes as a sample of another class",
-        "One of the labels is wrong: look at them, keep one and delete the others."),
-    "leak": ("problem", "validation samples with the same bytes as a training sample",
-        "Accuracy on them is memory, not skill: remove them from one of the splits."),
-    "duplicates": ("warning", "copies of a sample in the same class and split",
-        "Each copy counts again in every epoch, and held-out validation would leak: keep one of each."),
-    "imbalance": ("warning", "classes with a tenth or less of the samples of the largest",
-        "Accuracy will favour large classes: collect more of the small ones, or judge by accuracy per class."),
-    "few-samples": ("warning", f"training classes with fewer than {FEW_SAMPLES} samples",
-        "Collect more, merge them with another class, or leave them out with data.classes."),
-    "one-class": ("warning", "the only class there is",
-        "Nothing can be learned from one class: is PATH the right folder? expected train/<class>/<image>."),
-    "similar-classes": ("warning", "class names that differ only by case, spaces or unicode form",
-        "Probably one class under two names: merge the folders, or rename them so that they differ clearly."),
-    "not-in-a-class": ("warning", "images that belong to no class or split",
-        "They are not used: move them into a class folder (train/<class>/, val/<class>/) or delete them."),
-    "mode-16-bit": ("warning", "images with 16 bits per channel",
-        "The upper 8 bits are kept; 12-bit data in 16 bits turns nearly black: convert to 8 bits yourself if so."),
-    "mode-alpha": ("warning", "images with transparency",
-        "Alpha is dropped, so hidden colours show: paste them on the background you want if that matters."),
-    "mode-other": ("warning", "images in a rare colour mode",
-        "Pillow converts them to RGB; look at the result, or convert them yourself."),
-    "odd-characters": ("warning", "names with control or invisible characters",
-        "Scripts and other tools trip over them: rename the files."),
-    "not-unicode": ("warning", "names that are not valid UTF-8", "Object stores refuse them: rename the files."),
-    "mode-grey": ("note", "greyscale images", "Nothing to do: the three channels become equal."),
-    "mode-palette": ("note", "palette images", "Nothing to do: converted to RGB; transparency is dropped."),
-    "mode-CMYK": ("note", "CMYK images", "Nothing to do: converted to RGB without a colour profile."),
-    "mode-bilevel": ("note", "black-and-white (1 bit) images", "Nothing to do: converted to RGB."),
-    "exif-rotation": ("note", "images turned upright by an EXIF tag",
-        "Nothing to do: turned in training and validation alike; other tools may not turn them."),
-    "wrong-extension": ("note", "files whose name does not tell their format",
-        "flatout goes by the content; other tools may skip or refuse them: rename them."),
-    "copy-names": ("note", "names that look like copies",
-        "Look for near-duplicates: exact ones are listed as duplicates, re-saved ones are not."),
-    "long-names": ("note", f"names of {_LONG_NAME_BYTES} bytes or more",
-        "At the limit of file systems (255), so tools that append a suffix fail: shorten them."),
-    "hidden-files": ("note", "hidden files (a part of the name starts with a dot)",
-        "Not used. Those named ._* and .DS_Store are left over from macOS and can go."),
-    "other-files": ("note", "files that are not samples", "Not used; nothing to do."),
-    "no-validation": ("note", "no validation split",
-        "Training holds out a fixed share (data.holdout): add a val/ folder to choose the samples yourself."),
-}  # fmt: skip
-"""Finding -> severity, what it counts, what to do; in the order of a report."""
+"""AuditFinding -> severity, what it counts, what to do; in the order of a report."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +49,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One kind of thing that is wrong or worth knowing."""
 
     id: str
@@ -119,7 +60,7 @@ class Finding:
     do: str
 
 
-def judge(contents: Contents, examined: Examined) -> list[Finding]:
+def judge(contents: Contents, examined: Examined) -> list[AuditFinding]:
     """Everything that is wrong or worth knowing, problems first. Pure."""
     found = {
         finding: (count, examples)
@@ -133,8 +74,8 @@ def judge(contents: Contents, examined: Examined) -> list[Finding]:
         if count
     }
     return [
-        Finding(each, severity, what, found[each][0], tuple(islice(found[each][1], MAX_EXAMPLES)), do)
-        for each, (severity, what, do) in _TEXTS.items()
+        AuditFinding(each, severity, what, found[each][0], tuple(islice(found[each][1], MAX_EXAMPLES)), do)
+        for each, (severity, what, do) in TEXTS.items()
         if each in found
     ]
 
@@ -150,10 +91,14 @@ def _name(contents: Contents, row: np.void) -> str:
 def _bad_content(contents: Contents, examined: Examined) -> Iterator[_Found]:
     for status, finding in _STATUS_IDS.items():
         where = np.flatnonzero(examined.rows["status"] == status)
-        yield finding, len(where), [
-            Example((_name(contents, examined.rows[row]),), examined.reasons.get(row, ""))
-            for row in where[:MAX_EXAMPLES].tolist()
-        ]  # fmt: skip
+        yield (
+            finding,
+            len(where),
+            [
+                Example((_name(contents, examined.rows[row]),), examined.reasons.get(row, ""))
+                for row in where[:MAX_EXAMPLES].tolist()
+            ],
+        )
 
 
 def _odd_content(contents: Contents, examined: Examined) -> Iterator[_Found]:
@@ -270,8 +215,8 @@ def _names(contents: Contents) -> Iterator[_Found]:
         "not-unicode": lambda name: not name.isascii() and any("\udc80" <= c <= "\udcff" for c in name),
         "copy-names": lambda name: _COPY_NAME.search(os.path.splitext(name.rsplit("/", 1)[-1])[0]),
         "long-names": lambda name: (
-            4 * len(name) >= _LONG_NAME_BYTES
-            and any(len(part) >= _LONG_NAME_BYTES for part in canonical(name).split(b"/"))
+            4 * len(name) >= LONG_NAME_BYTES
+            and any(len(part) >= LONG_NAME_BYTES for part in canonical(name).split(b"/"))
         ),
     }
     found: dict[str, list[str]] = {finding: [] for finding in (*tests, "hidden-files", "not-in-a-class", "other-files")}
@@ -291,7 +236,7 @@ def _is_invisible(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")
 
 
-def describe(contents: Contents, examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]:
+def describe(contents: Contents, examined: Examined, findings: Sequence[AuditFinding]) -> dict[str, Any]:
     """The result of an audit as plain values. Counts and bytes are of all samples, the rest of those looked at."""
     rows = examined.rows[examined.rows["status"] == OK]
     severities = Counter(finding.severity for finding in findings)
@@ -358,9 +303,10 @@ def _describe_sizes(rows: NDArray[np.void]) -> dict[str, Any] | None:
 def _describe_stage(images: int, seconds: float) -> dict[str, Any]:
     """Summed over threads, so the rate is that of one thread."""
     return {
-        "seconds": seconds, "per_image": seconds / images if images and seconds else None,
+        "seconds": seconds,
+        "per_image": seconds / images if images and seconds else None,
         "images_per_second": _rate(images, seconds),
-    }  # fmt: skip
+    }
 
 
 def _rate(images: int, seconds: float) -> float | None:

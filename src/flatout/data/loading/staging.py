@@ -15,6 +15,7 @@ from flatout.data.source.readers import ObjectReader, Reader, Rows, Source, read
 from flatout.errors import NoSpace, StorageError
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, kept_bytes
 from flatout.storage import is_fuse_mount
+from flatout.storage.counters import StoreCounters
 from flatout.units import format_bytes
 
 
@@ -80,6 +81,9 @@ class StagedReader:
 
     def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
         return self.inner.shapes(rows)
+
+    def counters(self) -> StoreCounters:
+        return self.inner.counters()
 
 
 def is_remote(split: Split) -> bool:

@@ -403,7 +403,13 @@ static PyObject *py_locate_files(PyObject *module, PyObject *args) {
     return result;
 }
 
+static PyObject *py_own_huffman(PyObject *module, PyObject *allow) {
+    (void)module;
+    return PyBool_FromLong(huffman_allow(PyObject_IsTrue(allow) == 1));
+}
+
 static PyMethodDef methods[] = {
+    {"own_huffman", py_own_huffman, METH_O, NULL},
     {"locate_files", py_locate_files, METH_VARARGS, NULL},
     {"load_slice", (PyCFunction)(void (*)(void))py_load_slice, METH_VARARGS | METH_KEYWORDS, NULL},
     {"keep", py_keep, METH_VARARGS, NULL},
@@ -431,7 +437,7 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 7)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 8)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     if (PyModule_AddIntConstant(module, "CAN_DIGEST", can_digest)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));

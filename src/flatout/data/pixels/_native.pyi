@@ -52,6 +52,10 @@ def load_slice(
     Returns seconds of fetching, decoding and augmenting, and the bytes read from files.
     """
 
+def own_huffman(allow: bool) -> bool:
+    """Allow the Huffman decoder of native/huffman.c, or leave libjpeg's in place; whether ours is in use, known once a
+    picture was decoded: never with a libjpeg-turbo that is not among those it was tested with."""
+
 def keep(arena: Arena, row: int, pixels: Buffer) -> bool:
     """Copy a decoded picture (uint8 [height, width, 3]) to an arena; False where the row has one or nothing is left."""
 

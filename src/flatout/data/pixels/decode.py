@@ -29,10 +29,36 @@ def _find_native() -> ModuleType | None:
         from flatout.data.pixels import _native
     except ImportError:
         return None
-    return _native if _native.ABI == 7 else None
+    return _native if _native.ABI == 8 else None
+
+
+def _check_huffman(compiled: ModuleType) -> bool:
+    """Whether our Huffman decoder is in use: not if it gives other pixels than libjpeg's (docs/decisions/0001)."""
+    ours = _pixels_of_test_pictures(compiled)
+    compiled.own_huffman(False)
+    agrees = ours == _pixels_of_test_pictures(compiled)
+    in_use: bool = compiled.own_huffman(agrees)
+    return in_use
+
+
+def _pixels_of_test_pictures(compiled: ModuleType) -> list[bytes]:
+    """Two JPEGs, each whole and a part of it, as the compiled decoder reads them."""
+    y, x = np.mgrid[:96, :96]
+    image = Image.fromarray(np.stack([x * y, 255 - x * 2, (x * 37 ^ y * 91) * 3], 2).astype(np.uint8))
+    geometry = np.zeros((2, 27))
+    geometry[:, 1] = 1.0, 1 / 3  # the centre: the share of the side that is kept
+    found = []
+    for options in ({"subsampling": "4:2:0", "optimize": True}, {"subsampling": "4:4:4", "restart_marker_blocks": 5}):
+        file = io.BytesIO()
+        image.save(file, "JPEG", **options)
+        pixels, status = np.zeros((2, 3, 96, 96), np.uint8), np.ones(2, np.int32)
+        compiled.load_slice([file.getvalue()] * 2, None, geometry, 96, 0, pixels, status)
+        found.append(pixels.tobytes() + status.tobytes())
+    return found
 
 
 native = _find_native()
+OWN_HUFFMAN = native is not None and _check_huffman(native)
 
 PILLOW_13 = int(PIL.__version__.split(".")[0]) >= 13  # changed the order of its two passes
 RESIZES_BY_TORCH = native is None and importlib.util.find_spec("torch") is not None
@@ -43,7 +69,8 @@ by 1 in a few pixels of a hundred, so which of them is in force is part of a vie
 def decoder_name() -> str:
     """Which path is active: for env.json and the log."""
     if native is not None:
-        return f"compiled, libjpeg-turbo {native.LIBJPEG_VERSION}"
+        huffman = "" if OWN_HUFFMAN else " with its own Huffman decoder"
+        return f"compiled, libjpeg-turbo {native.LIBJPEG_VERSION}{huffman}"
     return f"simplejpeg and {'torch' if RESIZES_BY_TORCH else 'Pillow'} (not compiled)"
 
 

@@ -32,7 +32,7 @@ class Undecodable(Exception):
 
 
 class CostsTooMuch(Undecodable):
-    """It was not even tried."""
+    """Refused before decoding: its size, its ratio of pixels to bytes or its number of scans is beyond the limits."""
 
 
 def refuse_costly(width: int, height: int, mode: str, file_bytes: int, in_rows: bool) -> None:

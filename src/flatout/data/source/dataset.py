@@ -252,7 +252,7 @@ def _from_saved(store: FolderStore, path: str, saved: Arrays) -> Dataset:
     def split(name: str) -> Split:
         names = tuple(unpack_names(saved[f"{name}.names"]))
         objects = tuple(root + each for each in names) if root else names
-        lengths, locators = look_at_files(store, objects)  # the index spares the walk, not the look at every file
+        lengths, locators = look_at_files(store, objects)  # not in the index: a file may have changed in place
         reader = ObjectReader(store, objects, lengths)
         return Split(
             names, saved[f"{name}.labels"], lengths, reader, np.arange(len(names)), _origins(store, name, locators)

@@ -22,8 +22,9 @@ from flatout.data.pixels.picture_limits import MAX_PIXELS
 from flatout.data.source.identity import Origins, Words, as_words, digest_of
 from flatout.data.source.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.storage.counters import StoreCounters
 from flatout.storage.locators import NO_LOCATOR
-from flatout.storage.protocol import Range, Store
+from flatout.storage.protocol import Range, Store, counters_of
 
 MANIFEST = "pack.json"
 MODES = ("original", "resized", "decoded")
@@ -32,9 +33,16 @@ _READABLE = (1, VERSION)  # version 1 has no digests of the original files, and 
 _HEADER = struct.Struct("<8sIIQQ32s")
 _MAX_SAMPLES, _MAX_NAME_BYTES, _MAX_SHARD_BYTES = 2**31, 4096, 2**62
 _ARRAYS = (
-    ("offset", "<u8"), ("length", "<u8"), ("original_length", "<u8"), ("name_end", "<u8"), ("shard", "<u4"),
-    ("label", "<u4"), ("height", "<u4"), ("width", "<u4"), ("digest", "V16"),
-)  # fmt: skip
+    ("offset", "<u8"),
+    ("length", "<u8"),
+    ("original_length", "<u8"),
+    ("name_end", "<u8"),
+    ("shard", "<u4"),
+    ("label", "<u4"),
+    ("height", "<u4"),
+    ("width", "<u4"),
+    ("digest", "V16"),
+)
 _CONTENT = ("content", "V16")  # from version 2 on
 
 
@@ -148,6 +156,9 @@ class PackReader:
             return None
         arrays = self.index.arrays
         return np.stack([arrays["height"][rows], arrays["width"][rows]], axis=1).astype(np.int32)
+
+    def counters(self) -> StoreCounters:
+        return counters_of(self.store)
 
     def origins(self, place: str) -> Origins:
         """From version 2 on the index proves what is stored, since every sample is compared with it when it is read."""

@@ -61,9 +61,14 @@ def write_pack(dataset: Dataset, folder: Path, options: PackOptions, workers: in
     splits = {name: split for name, split in (("train", dataset.train), ("val", dataset.val)) if split is not None}
     total, done = sum(len(split) for split in splits.values()), 0
     manifest: dict[str, Any] = {
-        "format": "flatout-pack", "version": VERSION, "fingerprint": dataset.fingerprint, "mode": options.mode,
-        "options": vars(options), "classes": list(dataset.classes), "splits": {},
-    }  # fmt: skip
+        "format": "flatout-pack",
+        "version": VERSION,
+        "fingerprint": dataset.fingerprint,
+        "mode": options.mode,
+        "options": vars(options),
+        "classes": list(dataset.classes),
+        "splits": {},
+    }
     for name, split in splits.items():
         shards, parts = [], []
         for number, (low, high) in enumerate(_shard_bounds(split, options)):
@@ -190,9 +195,13 @@ def _verify(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _write_index(
-    split: Split, name: str, parts: list[dict[str, NDArray[Any]]], shards: list[dict[str, Any]], folder: Path,
+    split: Split,
+    name: str,
+    parts: list[dict[str, NDArray[Any]]],
+    shards: list[dict[str, Any]],
+    folder: Path,
     options: PackOptions,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     arrays: dict[str, NDArray[Any]] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     arrays["label"], arrays["original_length"] = split.labels, split.lengths
     arrays["name_end"] = np.cumsum([len(os.fsencode(each)) for each in split.names])

@@ -15,7 +15,7 @@ from flatout.errors import ObjectMissing, StorageError
 from flatout.storage.counters import StoreCounters
 from flatout.storage.local import FolderStore, OpenFile, TarStore, read_at
 from flatout.storage.locators import file_locator
-from flatout.storage.protocol import Range, Store
+from flatout.storage.protocol import Range, Store, counters_of
 
 Rows = NDArray[np.int64]
 Source = str | bytes | memoryview  # a path to open, or the bytes themselves
@@ -82,6 +82,10 @@ class Reader(Protocol):
         """Height and width of rows stored as RGB pixels (0, 0 where it is a file); None if all are files."""
         ...
 
+    def counters(self) -> StoreCounters:
+        """Requests of this process to the object store behind it."""
+        ...
+
 
 def read_source(source: Source | StorageError) -> bytes | memoryview | StorageError:
     """The bytes of a source; a path is read."""
@@ -98,8 +102,7 @@ def read_source(source: Source | StorageError) -> bytes | memoryview | StorageEr
 
 def store_counters(reader: Reader) -> StoreCounters:
     """Requests of this process to the object store behind a reader; none where the kernel reads the files."""
-    counters = getattr(getattr(getattr(reader, "inner", reader), "store", None), "counters", None)
-    return counters() if counters is not None else StoreCounters()
+    return reader.counters()
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,9 @@ class ObjectReader:
 
     def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
         return None
+
+    def counters(self) -> StoreCounters:
+        return counters_of(self.store)
 
 
 def pack_paths(names: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:

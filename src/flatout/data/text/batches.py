@@ -93,9 +93,16 @@ class TextBatchPlan:
         worker = threading.current_thread().name.removeprefix("flatout-")
         work = Work(worker, "collate", started, time.perf_counter() - started)
         return TextBatch(
-            epoch, index, torch.from_numpy(source), mask, torch.from_numpy(target),
-            torch.from_numpy(ids), references, work, whole,
-        )  # fmt: skip
+            epoch,
+            index,
+            torch.from_numpy(source),
+            mask,
+            torch.from_numpy(target),
+            torch.from_numpy(ids),
+            references,
+            work,
+            whole,
+        )
 
     @cached_property
     def _orders(self) -> "_Orders":

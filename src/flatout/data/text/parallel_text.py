@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +19,13 @@ from flatout.errors import DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage import open_checked
 from flatout.storage.counters import StoreCounters
-from flatout.storage.protocol import Range, Store
+from flatout.storage.protocol import Range, Store, counters_of
 
 if TYPE_CHECKING:
     from flatout.config.schema import DataConfig
 
 _HOLDOUT_STREAM = 0xFF
 VOCABULARY_FILE = "vocabulary.json"  # in the run's directory
-
-
-@runtime_checkable
-class Counted(Protocol):
-    """A store that counts its requests."""
-
-    def counters(self) -> StoreCounters: ...
 
 
 @dataclass(frozen=True)
@@ -149,8 +142,7 @@ def open_parallel_text(config: "DataConfig", run_folder: Path | None = None) -> 
         notes = (f"no val files in {config.path}: held out {len(val.source)} of the training lines",)
     vocabulary = _vocabulary(train, config, run_folder)
     splits = [_tokenised(lines, vocabulary, config.max_tokens, keep_text=lines is val) for lines in (train, val)]
-    requests = store.counters() if isinstance(store, Counted) else StoreCounters()
-    return ParallelText(config.path, languages, vocabulary, splits[0], splits[1], requests, notes)
+    return ParallelText(config.path, languages, vocabulary, splits[0], splits[1], counters_of(store), notes)
 
 
 def line_name(files: str, number: int) -> str:

@@ -59,9 +59,11 @@ def learn_vocabulary(lines: Iterable[str], config: "VocabularyConfig") -> Vocabu
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     options: dict[str, Any] = {
-        "vocab_size": config.size, "special_tokens": list(_SPECIAL), "show_progress": False,
+        "vocab_size": config.size,
+        "special_tokens": list(_SPECIAL),
+        "show_progress": False,
         "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
-    }  # fmt: skip
+    }
     trainer = (
         trainers.UnigramTrainer(unk_token=_SPECIAL[UNKNOWN], **options) if unigram else trainers.BpeTrainer(**options)
     )

@@ -5,15 +5,20 @@
  * Contract with libjpeg: where a scan is plain and its tables are sound, entropy->decode_mcu is replaced when the scan
  * starts, and libjpeg's own tables are not built (a twentieth of decoding a small picture); the rest of libjpeg never
  * notices. Where a corrupt stream would make libjpeg warn, we bail out.
- * The header that names these members is libjpeg's internal one, so the library in use is asked whether it agrees:
- * unless what we take for its methods lies in its own code, its decoder stays. */
+ * The header that names these members is libjpeg's internal one, and version 3 has others under the same name of the
+ * library: unless the library in use is one of TESTED_LIBRARIES, and what we take for its methods lies in its own code,
+ * its decoder stays (docs/decisions/0001-huffman-decoder.md). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "huffman_codes.h"
 
-#if __has_include(<jpegint.h>)
+#if __has_include(<jpegint.h>) && LIBJPEG_TURBO_VERSION_NUMBER == 2001005
 #include <jpegint.h>
 
 #if JPEG_LIB_VERSION >= 70
@@ -208,25 +213,47 @@ __attribute__((target("bmi2"))) static boolean decode_mcu_bmi2(j_decompress_ptr 
 #define FASTEST_DECODE_MCU decode_mcu
 #endif
 
+/* Add one after `make fuzz` has passed with it. */
+static const char *const TESTED_LIBRARIES[] = {"libjpeg-turbo version 2.1.5 (build "};
+
+static _Atomic bool allowed = true;
+static _Atomic int has_methods_answer; /* 1 yes, -1 no, 0 not asked yet */
+
+/* No public function says which version is loaded; its file holds the text. */
+static bool is_tested(const char *path) {
+    struct stat status;
+    bool found = false;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file >= 0 && fstat(file, &status) == 0 && status.st_size > 0) {
+        void *bytes = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+        for (size_t i = 0; bytes != MAP_FAILED && i < sizeof TESTED_LIBRARIES / sizeof *TESTED_LIBRARIES; i++)
+            found |= memmem(bytes, (size_t)status.st_size, TESTED_LIBRARIES[i], strlen(TESTED_LIBRARIES[i])) != NULL;
+        if (bytes != MAP_FAILED) munmap(bytes, (size_t)status.st_size);
+    }
+    if (file >= 0) close(file);
+    return found;
+}
+
 static const void *library_of(const void *address) {
     Dl_info found;
     return address && dladdr(address, &found) ? found.dli_fbase : NULL;
 }
 
 static bool has_methods(const struct jpeg_entropy_decoder *entropy, const huffman_decoder *h) {
-    static _Atomic int answer; /* 1 yes, -1 no, 0 not asked yet */
-    if (answer == 0) {
+    if (has_methods_answer == 0) {
         const void *here = library_of((const void *)(uintptr_t)jpeg_read_scanlines);
-        bool yes = here && library_of((const void *)(uintptr_t)h->start_scan) == here &&
+        Dl_info library;
+        bool yes = here && dladdr((const void *)(uintptr_t)jpeg_read_scanlines, &library) &&
+                   is_tested(library.dli_fname) && library_of((const void *)(uintptr_t)h->start_scan) == here &&
                    library_of((const void *)(uintptr_t)entropy->start_pass) == here &&
                    library_of((const void *)(uintptr_t)entropy->decode_mcu) == here;
-        answer = yes ? 1 : -1;
+        has_methods_answer = yes ? 1 : -1;
     }
-    return answer == 1;
+    return has_methods_answer == 1;
 }
 
 static bool is_for_us(huffman_decoder *h, j_decompress_ptr cinfo) {
-    if (!has_methods(cinfo->entropy, h)) return false;
+    if (!allowed || !has_methods(cinfo->entropy, h)) return false;
     if (cinfo->progressive_mode || cinfo->arith_code || cinfo->comps_in_scan != cinfo->num_components) return false;
     for (int i = 0; i < cinfo->comps_in_scan; i++) {
         const jpeg_component_info *component = cinfo->cur_comp_info[i];
@@ -302,13 +329,22 @@ static void start_scan(j_decompress_ptr cinfo) {
     cinfo->entropy->decode_mcu = FASTEST_DECODE_MCU;
 }
 
+bool huffman_allow(bool allow) {
+    allowed = allow;
+    return allow && has_methods_answer == 1;
+}
+
 void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) {
     h->start_scan = cinfo->inputctl->start_input_pass;
     cinfo->inputctl->start_input_pass = start_scan;
 }
 
-#else /* without libjpeg's internal header the stock decoder stays */
+#else /* without the internal header of a tested libjpeg-turbo the stock decoder stays */
 
+bool huffman_allow(bool allow) {
+    (void)allow;
+    return false;
+}
 void huffman_install(huffman_decoder *h, j_decompress_ptr cinfo) { (void)h, (void)cinfo; }
 void huffman_keep(huffman_decoder *h, j_decompress_ptr cinfo, unsigned first_column, unsigned last_column,
                   unsigned first_row, unsigned last_row) {

@@ -125,6 +125,8 @@ typedef struct {
     uint64_t bytes_read;
 } slice_times;
 
+/* Whether huffman.c may replace libjpeg's decoder; true if it does, which is known once a picture was decoded. */
+bool huffman_allow(bool allow);
 decoder *decoder_new(void);
 void decoder_free(decoder *d);
 /* `to_the_end`: rows below the box are parsed too, a twentieth of the work, so that a file that ends early is noticed.
