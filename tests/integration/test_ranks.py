@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.amp.grad_scaler import GradScaler
 
-from flatout.engine import checkpoint
+from flatout.config.schema import TrainConfig
+from flatout.engine import checkpoint, optimizers
+from flatout.engine.optimizers import optimizer_for, optimizer_tensors
+from flatout.engine.whole_tensors import part, whole
 from flatout.runs.directory import read_table
 from ranks import places, run_ranks, start_ranks
 from training import (
@@ -116,6 +121,54 @@ def test_validation_is_the_same_to_the_bit_on_any_number_of_ranks(work: Path, sh
             each.__exit__(None, None, None)
         found += [Path(f"{result}.{rank}").read_text() for rank in range(count)]
     assert len(set(found)) == 1, found
+
+
+def _stepped(place: dict[str, str], result: str) -> None:
+    """Every optimizer as on CUDA, on a model that is sharded over the ranks; in the middle one rank's part overflows."""
+    from flatout.engine.parallel.sharding import shard  # slow to import
+
+    os.environ.update(place)
+    optimizers._can_fuse = lambda model: True
+    rank, count = int(place.get("RANK", 0)), int(place.get("WORLD_SIZE", 1))
+    if count > 1:
+        torch.distributed.init_process_group("gloo")
+    found = {}
+    for name in ("sgd", "adamw", "lamb"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)  # of two ranks one has two rows, the other one
+        if count > 1:
+            shard(model, "cpu", count)
+        optimizer = optimizer_for(model, TrainConfig(optimizer=name, lr=0.02, weight_decay=0.1))
+        scaler = GradScaler("cpu", init_scale=2.0)
+        for step in range(4):
+            loss = model(torch.randn(8, 4)).square().mean()
+            scaler.scale(loss).backward()
+            if step == 1 and rank == 0:
+                part(model.weight.grad)[0, 0] = float("inf")
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        state = {**model.state_dict(), **optimizer_tensors(model, optimizer)}
+        found |= {f"{name}/{key}": whole(value).clone() for key, value in state.items()}
+    save_file(found, f"{result}.{rank}")
+
+
+def test_sharded_optimizers_step_as_whole_ones(work: Path) -> None:
+    states = []
+    for count in (1, 2):
+        processes = [forked(_stepped, place, str(work / f"state{count}")) for place in places(count)]
+        entered = [each.__enter__() for each in processes]
+        for process in entered:
+            process.join(300)
+            assert process.exitcode == 0
+        for each in processes:
+            each.__exit__(None, None, None)
+        states += [load_file(work / f"state{count}.{rank}") for rank in range(count)]
+    assert all(each["lamb/step/weight"] == 3 for each in states)
+    for other in states[1:]:
+        for name, value in states[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_resumes_on_another_number_of_ranks_with_the_same_batches(work: Path, shapes: Path) -> None:
