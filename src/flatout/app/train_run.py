@@ -58,7 +58,7 @@ from flatout.errors import (
 )
 from flatout.parents import last_words
 from flatout.runs import Run, RunDirectory, read_run
-from flatout.runs.directory import mark_ended, mark_failed, read_json, write_json, write_text
+from flatout.runs.directory import add_decisions, mark_ended, mark_failed, read_json, write_json, write_text
 from flatout.runs.rebuilding import KILLED
 from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder
@@ -429,7 +429,7 @@ class _Session:
         )
         self._loader = self._data.loader
         if self._ranks.rank == 0:
-            write_json(self._directory.resolved, self._loader.resolved)
+            add_decisions(self._directory.resolved, self._records.attempt, self._loader.resolved)
         if (val_recipe := setup.opened.val_recipe) is not None:
             self._val_loader = open_source(
                 val_recipe, config.data, min(workers, 1), False, setup.device.kind,

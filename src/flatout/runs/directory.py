@@ -325,6 +325,16 @@ def write_json(path: Path, values: Mapping[str, Any] | list[Any]) -> None:
     write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def add_decisions(path: Path, attempt: int, decided: Mapping[str, Any]) -> None:
+    """Into resolved.json: those of this attempt at the top, where readers look; those of attempts before it follow."""
+    known: dict[str, Any] = {}
+    with suppress(RunDirectoryError):  # a damaged file holds nothing that could be kept
+        known = read_json(path)
+    earlier = known.pop("earlier", [])
+    earlier = [*earlier, *([known] if known else [])] if isinstance(earlier, list) else []
+    write_json(path, {"attempt": attempt, **decided, **({"earlier": earlier} if earlier else {})})
+
+
 def mark_ended(directory: RunDirectory, status: str, cause: str) -> None:
     """For whoever is left when the summary cannot be written as usual; what is final stays."""
     summary = read_json(directory.summary)

@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import RunDirectoryError
-from flatout.runs.directory import Table, effective_rows, read_json, read_table, write_json, write_text
+from flatout.runs.directory import (
+    Table,
+    add_decisions,
+    effective_rows,
+    read_json,
+    read_table,
+    write_json,
+    write_text,
+)
 from flatout.runs.summary import accuracy, add_parts, throughput
 
 some = settings(max_examples=30, deadline=None)  # a loaded machine is no failure
@@ -224,3 +232,22 @@ def test_throughput_and_parts() -> None:
     assert figures["step_seconds"] == {"mean": pytest.approx(4 / 3), "p50": 1.0, "p95": pytest.approx(1.9)}
     assert throughput([], []) == {"samples_per_second": None, "steps_per_second": None, "step_seconds": None}
     assert add_parts([{"forward": 1.0, "copy": 2.0}, {"forward": 3.0}]) == {"forward": 4.0, "copy": 2.0}
+
+
+def test_decisions_of_every_attempt_are_kept_the_last_ones_on_top(tmp_path: Path) -> None:
+    path = tmp_path / "resolved.json"
+    for attempt, tier in ((1, "memory"), (2, "off"), (3, "disk")):
+        add_decisions(path, attempt, {"cache": {"tier": tier}})
+    assert read_json(path) == {
+        "attempt": 3,
+        "cache": {"tier": "disk"},
+        "earlier": [{"attempt": 1, "cache": {"tier": "memory"}}, {"attempt": 2, "cache": {"tier": "off"}}],
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"earlier": 7, "cache": {}}'])
+def test_a_damaged_file_of_decisions_ends_no_attempt(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "resolved.json"
+    path.write_text(text)
+    add_decisions(path, 2, {"cache": {}})
+    assert read_json(path) == {"attempt": 2, "cache": {}}
