@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,42 @@ def test_validation_is_the_same_to_the_bit_on_any_number_of_ranks(work: Path, sh
             each.__exit__(None, None, None)
         found += [Path(f"{result}.{rank}").read_text() for rank in range(count)]
     assert len(set(found)) == 1, found
+
+
+FAILING_RANK = """
+import sys, threading
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+from flatout import cli, errors
+from flatout.cli import main
+
+def fail(standalone_mode):
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30))
+    begun = threading.Barrier(5)
+    def watch(client):
+        begun.wait()
+        while True:
+            client.check(["beat"])
+    for _ in range(4):
+        client = TCPStore("127.0.0.1", store.port, None, False)
+        threading.Thread(target=watch, args=(client,), daemon=True).start()
+    begun.wait()
+    raise getattr(errors, sys.argv[1], ZeroDivisionError)("it failed")
+
+cli.register, main.app = lambda: None, fail
+main.run()
+"""
+
+
+@pytest.mark.parametrize(("error", "code"), [("RunFailed", 1), ("ConfigError", 2), ("a bug", 1)])
+def test_a_rank_that_fails_while_it_watches_the_others_keeps_its_exit_code(error: str, code: int) -> None:
+    """A thread that is inside torch's store when the interpreter ends takes the process with it, by SIGABRT."""
+    environment = {**os.environ, "WORLD_SIZE": "2"}
+    failed = subprocess.run(
+        [sys.executable, "-c", FAILING_RANK, error], env=environment, capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == code, failed.stderr
+    assert failed.stderr.splitlines()[-1].endswith("it failed")
 
 
 def _stepped(place: dict[str, str], result: str) -> None:
