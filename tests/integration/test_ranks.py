@@ -161,6 +161,15 @@ def test_a_rank_that_fails_while_it_watches_the_others_keeps_its_exit_code(error
     assert failed.stderr.splitlines()[-1].endswith("it failed")
 
 
+def test_a_crash_of_compiled_code_names_the_python_line() -> None:
+    script = "import os\nfrom flatout import cli\nfrom flatout.cli import main\ndef crash(standalone_mode):\n    os.abort()\n"
+    script += "cli.register, main.app = lambda: None, crash\nmain.run()"
+    crashed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert crashed.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in crashed.stderr
+    assert "in crash" in crashed.stderr
+
+
 def _stepped(place: dict[str, str], result: str) -> None:
     """Every optimizer as on CUDA, on a model that is sharded over the ranks; in the middle one rank's part overflows."""
     from flatout.engine.parallel.sharding import shard  # slow to import

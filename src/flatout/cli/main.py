@@ -1,5 +1,6 @@
 """The command line: names, options and help. Each command imports what it needs when it runs, so help is quick."""
 
+import faulthandler
 import os
 import sys
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ def run() -> Any:
         exit_with_parent(os.getppid())
     stop_with_parent()
     outlive_readers()
+    faulthandler.enable(file=2)  # a crash of compiled code names the Python lines of all threads; nothing else would
     register()
     try:
         return app(standalone_mode=False)  # else typer answers a wrong option with a page of help
