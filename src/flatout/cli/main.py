@@ -1,5 +1,6 @@
 """The entry point `flatout`: runs a command and turns what it raises into one line and an exit code."""
 
+import faulthandler
 import os
 import sys
 from typing import Any, NoReturn
@@ -22,19 +23,23 @@ def run() -> Any:
         exit_with_parent(os.getppid())
     stop_with_parent()
     outlive_readers()
+    faulthandler.enable(file=2)  # a crash of compiled code names the Python lines of all threads; nothing else would
     register()
     try:
         return app(standalone_mode=False)  # else typer answers a wrong option with a page of help
     except FlatoutError as error:
         if error.quiet:  # another rank of the run says it
-            sys.exit(error.exit_code)
+            _exit(error.exit_code)
         _say_and_exit(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("flatout: interrupted\n")
-        sys.exit(130)
+        _exit(130)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
             _say_if_out_of_memory(error)
+            if "WORLD_SIZE" in os.environ:
+                sys.excepthook(type(error), error, error.__traceback__)
+                _exit(1)
             raise
         usage: Any = error
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
@@ -59,4 +64,14 @@ def _say_if_out_of_memory(error: Exception) -> None:
 
 def _say_and_exit(message: str, exit_code: int) -> NoReturn:
     sys.stderr.write(f"flatout: {' '.join(message.split())}\n")
+    _exit(exit_code)
+
+
+def _exit(exit_code: int) -> NoReturn:
+    """A rank that fails has a thread that watches the others: inside the store at a usual exit, it aborts the process,
+    and whoever started the rank sees SIGABRT instead of the exit code."""
+    if "WORLD_SIZE" in os.environ:
+        from flatout.app.lasting_output import leave
+
+        leave(exit_code)
     sys.exit(exit_code)

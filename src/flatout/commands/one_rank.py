@@ -1,5 +1,6 @@
 """One rank of a run, started by `launch_ranks`: trains, and leaves its error where the launcher finds it."""
 
+import faulthandler
 import json
 import sys
 from pathlib import Path
@@ -27,4 +28,5 @@ def main(folder: Path) -> NoReturn:
 if __name__ == "__main__":
     exit_with_parent(int(sys.argv[2]))
     outlive_readers()
+    faulthandler.enable(file=2)  # as the command does
     main(Path(sys.argv[1]))

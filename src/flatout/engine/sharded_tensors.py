@@ -12,6 +12,25 @@ def gather_full(value: Tensor) -> Tensor:
     return gathered
 
 
+def part(value: Tensor) -> Tensor:
+    """This rank's part of it, in the same memory."""
+    sharded: Any = value
+    own: Tensor = sharded.to_local() if hasattr(value, "to_local") else value
+    return own
+
+
+def norms_of_whole(value: Tensor, norms: Tensor) -> Tensor:
+    """From norms that each rank has of its own parts of tensors, sharded as `value` is: one exchange for all."""
+    if not hasattr(value, "full_tensor"):
+        return norms
+    import torch.distributed as dist
+
+    sharded: Any = value
+    squares = norms.square()
+    dist.all_reduce(squares, group=sharded.device_mesh.get_group())
+    return squares.sqrt()
+
+
 def shard_like(own: Tensor, value: Tensor) -> Tensor:
     """A complete tensor, sharded the way the model's own one is."""
     if not hasattr(own, "full_tensor"):

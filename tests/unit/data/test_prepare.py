@@ -54,7 +54,8 @@ def test_a_batch_equals_its_samples_one_by_one(tmp_path: Path, view: View) -> No
     for sample_id, image in zip(batch.sample_ids.tolist(), batch.images, strict=True):
         expected = np.zeros((3, SIDE, SIDE), np.uint8)
         drawn = draw(view, 5, 3, np.array([sample_id]))
-        place(decode_pixels((tmp_path / split.names[sample_id]).read_bytes()), drawn.geometry[0], SIDE, expected)
+        decoded = decode_pixels((tmp_path / split.names[sample_id]).read_bytes())
+        place(decoded, drawn.geometry[0], SIDE, expected, view.resizes_by_torch)  # another resize without the decoder
         recolour(expected, drawn, 0, fill)  # type: ignore[arg-type]
         assert np.array_equal(image, expected)
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from test_host_reads import job_of
+from flatout.engine.whole_tensors import whole
+from test_host_reads import OPTIMIZERS, job_of, optimizer_as_on_cuda
 from torch import Tensor, nn
 
 from flatout.commands.train import train_run
@@ -68,21 +69,33 @@ def test_who_was_slowest_is_only_said_where_the_hosts_clock_knows(shapes: Path, 
         assert (losses.slowest_rank, losses.late_seconds) == ((None, None) if kind == "cuda" else (0, 0.0))
 
 
+MODES: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel__sync_batchnorm": True, "train__ema": 0.9, "train__clip_norm": 1.0, "train__accumulate": 2},
+    "fsdp": {"train__clip_norm": 1.0, "train__accumulate": 2},
+}
+
+
 @pytest.mark.parametrize(
-    ("precision", "parallel"),
+    ("mode", "optimizer", "precision", "parallel"),
     [
-        *((precision, {}) for precision in DTYPES),
-        ("fp32", {"parallel__compress": "bf16"}),
-        ("fp32", {"parallel__compress": "powersgd", "parallel__powersgd_start_step": 2}),
-        ("fp32", {"parallel__local_steps": 2, "parallel__outer_momentum": 0.5}),
+        *((mode, name, each, {}) for mode in MODES for name in OPTIMIZERS for each in DTYPES),
+        ("ddp", "sgd", "fp32", {"parallel__compress": "bf16"}),
+        ("ddp", "sgd", "fp32", {"parallel__compress": "powersgd", "parallel__powersgd_start_step": 2}),
+        ("ddp", "sgd", "fp32", {"parallel__local_steps": 2, "parallel__outer_momentum": 0.5}),
     ],
 )
 def test_ranks_wait_for_the_device_no_oftener(
-    shapes: Path, group: Group, precision: str, parallel: dict[str, Any]
+    shapes: Path, group: Group, mode: str, optimizer: str, precision: str, parallel: dict[str, Any]
 ) -> None:
-    job = job_of(shapes, precision, train__ema=0.9, train__clip_norm=1.0, train__accumulate=2)
-    config = parallel_config(shapes, "ddp", parallel__sync_batchnorm=True, **parallel)
-    convert(job.learner.model)
+    settings = {**MODES[mode], **parallel, "train__optimizer": optimizer, "train__lr": 0.01}
+    config = parallel_config(shapes, mode, **settings)
+    job = job_of(shapes, precision, **{key: value for key, value in settings.items() if key.startswith("train__")})
+    if mode == "ddp":
+        convert(job.learner.model)
+    else:
+        shard(job.learner.model, "cpu", 1)
+        job.learner.optimizer = optimizer_as_on_cuda(job.learner.model, config.train)
+    before = [whole(parameter.detach()).clone() for parameter in job.learner.model.parameters()]
     found = {}
     for ranks in begun(group, job.learner, config):
         job.ranks = ranks
@@ -93,6 +106,19 @@ def test_ranks_wait_for_the_device_no_oftener(
                 assert loop._step(job, batch, 0.0, 0.0) is not None
             found[step] = [each for each in reads.reads if "/learner.py" not in each]  # digests of the first two steps
     assert {step: len(each) for step, each in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 0}, found
+    after = [whole(parameter.detach()) for parameter in job.learner.model.parameters()]
+    assert sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) > len(after) / 2, "it trained"
+
+
+def test_the_counter_counts_what_is_sharded(group: Group) -> None:
+    layer = nn.Linear(2, 2)
+    shard(layer, "cpu", 1)
+    with counted(layer.parameters()) as reads:
+        value = layer(torch.ones(2, 2)).sum()
+        assert reads.reads == []
+        for number, ask in enumerate((value.item, lambda: layer.weight.detach().max().item()), 1):
+            ask()
+            assert len(reads.reads) == number, number
 
 
 def test_a_compiled_model_hands_over_its_gradients_bucket_by_bucket(
@@ -202,13 +228,15 @@ class Sharded:
 
 
 def test_a_sharded_model_is_put_together_one_tensor_at_a_time_and_once(
-    shapes: Path, monkeypatch: pytest.MonkeyPatch
+    shapes: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     job = job_of(shapes, "fp32", train__optimizer="adamw")
     next(iter(loop.train(job)))
     reference = job.learner.tensors()
     state = {name: Sharded(value) for name, value in job.learner.model.state_dict().items()}
     own = {name[len("optimizer/") :]: Sharded(v) for name, v in reference.items() if name.startswith("optimizer/")}
+    gc.freeze()  # of what was there before, nothing is garbage, and looking took minutes
+    request.addfinalizer(gc.unfreeze)
     monkeypatch.setattr(job.learner.model, "state_dict", lambda: state)
     monkeypatch.setattr("flatout.engine.learner.optimizer_tensors", lambda *_: own)
     assert finite_tensors(job.learner, 1, keep=False) == {}

@@ -56,7 +56,7 @@ class Group:
         """Send a few numbers to everyone; the answer is waited for where it is needed."""
         own = torch.tensor(values, dtype=torch.float64)
         rows = [torch.empty_like(own) for _ in range(self.place.world_size)]
-        return Gathering(rows, dist.all_gather(rows, own, group=self.control, async_op=True))
+        return Gathering(rows, own, dist.all_gather(rows, own, group=self.control, async_op=True))
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's value, by rank."""
@@ -122,8 +122,9 @@ def _connect(place: RankPlace, hosts_store: bool) -> TCPStore:
 
 
 class Gathering:
-    def __init__(self, rows: list[Tensor], work: Any) -> None:
-        self._rows = rows
+    def __init__(self, rows: list[Tensor], own: Tensor, work: Any) -> None:
+        """Keeps what is sent and where it arrives until it is waited for, whatever a backend keeps by itself."""
+        self._rows, self._own = rows, own
         self._work = work
         self.values: list[list[float]] | None = None
 
