@@ -71,7 +71,7 @@ def _exit(exit_code: int) -> NoReturn:
     """A rank that fails has a thread that watches the others: inside the store at a usual exit, it aborts the process,
     and whoever started the rank sees SIGABRT instead of the exit code."""
     if "WORLD_SIZE" in os.environ:
-        from flatout.app.lasting_output import leave
+        from flatout.machine.lasting_output import leave
 
         leave(exit_code)
     sys.exit(exit_code)
