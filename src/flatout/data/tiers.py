@@ -15,7 +15,7 @@ from flatout.data.sample_cache import SampleCache
 from flatout.errors import ConfigError, NoSpace
 from flatout.units import format_bytes
 
-_MARGIN = 1.1  # for images of several sizes, of which a few were looked at
+_MARGIN = 1.1  # for images that may be of several sizes, of which a few were looked at
 
 
 @dataclass(frozen=True)
