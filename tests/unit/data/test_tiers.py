@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from small_datasets import TORN, encoded, jpeg, opened, pixels, sample_files, split_of, write_files
 
 from flatout.config.schema import DataConfig
@@ -112,17 +113,21 @@ def test_images_of_several_sizes_get_a_margin(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.skipif(native is None, reason="only compiled code keeps planes")
-def test_pictures_with_halved_chroma_get_half_of_the_room(tmp_path: Path) -> None:
-    files = {f"train/{'ab'[n % 2]}/{n:02d}.jpg": jpeg(n, 48, 64) for n in range(20)}
+def test_pictures_with_halved_chroma_get_half_of_the_room_and_some_for_grey_ones(tmp_path: Path) -> None:
+    files = {f"train/{'ab'[n % 2]}/{n:02d}.jpg": jpeg(n, 48, 64) for n in range(200)}
+    grey = encoded(Image.fromarray(pixels(7, 48, 64)).convert("L"))
+    files["train/b/07.jpg"] = grey  # kept as RGB, and none of those that are looked at
     files |= {f"val/{name}/0.jpg": jpeg(1) for name in "ab"}
     halved = opened(write_files(tmp_path / "halved", files)).train
+    assert grey not in [bytes(data) for data in halved.read(np.linspace(0, 199, 32).astype(np.int64))]
     chosen = choose_cache("memory", recipe(halved), "thread")
     assert chosen.store is not None
-    assert chosen.store.arena.capacity_bytes == 20 * 48 * 64 * 3 // 2
     images = np.empty(recipe(halved).shape(0), np.uint8)
-    for index in range(5):
+    for index in range(50):
         prepare(recipe(halved), 0, index, images, chosen.store)
-    assert chosen.store.arena.used_bytes == chosen.store.arena.capacity_bytes
+    planes, rgb = 48 * 64 * 3 // 2, 48 * 64 * 3
+    assert chosen.store.arena.used_bytes == 199 * planes + rgb
+    assert chosen.store.arena.capacity_bytes < 1.11 * 200 * planes
 
 
 def test_what_no_longer_fits_is_read_again_and_counted(split: Split) -> None:

@@ -38,8 +38,8 @@ class SampleCosts:
 class Probed:
     """What a few samples say about all of them. No costs where every sample is decoded whole anyway."""
 
-    decoded_bytes: float  # of a sample, on average
-    one_size: bool
+    decoded_bytes: float  # of a sample as it is kept, on average
+    one_size: bool  # of all; never of those kept as planes: a grey one among many may not have been looked at
     costs: SampleCosts | None
 
 
@@ -68,23 +68,26 @@ def probe_samples(recipe: BatchPlan, with_costs: bool) -> Probed:
         started = time.perf_counter()
         answers.append(read_source(source))
         read_seconds.append(time.perf_counter() - started)
-    blobs, sizes = [], []
+    blobs, sizes, in_planes = [], [], False
     for answer in answers:
         with suppress(Undecodable):
             if not isinstance(answer, StorageError):
-                sizes.append(_decoded_bytes(answer))
+                kept, pixels = _decoded_bytes(answer)
+                sizes.append(kept)
                 blobs.append(answer)
+                in_planes |= kept < 3 * pixels
     some = slice(None, None, max(1, len(blobs) // _TIMED))
     costs = _measure(recipe, blobs[some], sum(sizes[some]), median(read_seconds or [0.0])) if with_costs else None
-    return Probed(float(np.mean(sizes)) if sizes else 0.0, len(set(sizes)) <= 1, costs)
+    return Probed(float(np.mean(sizes)) if sizes else 0.0, len(set(sizes)) <= 1 and not in_planes, costs)
 
 
-def _decoded_bytes(blob: bytes | memoryview) -> int:
-    """As they would be kept, by its header alone, unless that promises more than so many bytes can hold."""
+def _decoded_bytes(blob: bytes | memoryview) -> tuple[int, int]:
+    """Bytes as they would be kept, and pixels; by its header alone, unless that promises more than so many can hold."""
     width, height, _ = (native.jpeg_size(blob) if native is not None else None) or (0, 0, 0)
-    if native is None or not 0 < width * height <= 512 * len(blob):
-        return decode_pixels(blob).nbytes
-    return int(native.kept_bytes(blob))
+    if native is not None and 0 < width * height <= 512 * len(blob):
+        return int(native.kept_bytes(blob)), width * height
+    decoded = decode_pixels(blob)
+    return decoded.nbytes, decoded.nbytes // 3
 
 
 def _measure(

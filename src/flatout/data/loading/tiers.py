@@ -15,7 +15,7 @@ from flatout.errors import ConfigError, NoSpace
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
 from flatout.units import format_bytes
 
-_MARGIN = 1.1  # for images of several sizes, of which a few were looked at
+_MARGIN = 1.1  # for images that may be of several sizes, of which a few were looked at
 
 
 @dataclass(frozen=True)
