@@ -229,7 +229,7 @@ def ratio(rates, of, to):
 def predict(steps, measured, batch, seconds):
     """The simulator's word on a turn, from the seconds that its producers took for a batch in it."""
     from flatout.service.coordinator.policy import Policy
-    from flatout.simulation.simulator import SimulatedJob, Simulation, World
+    from flatout.simulation.simulator import SimulatedJob, SimulatedWorld, Simulation
 
     seen, before = measured[0]["service"], measured[0]["before"]
     (stream,) = seen["streams"].values()
@@ -237,7 +237,7 @@ def predict(steps, measured, batch, seconds):
     count = 400
     counts = {name: value - before["counts"][name] for name, value in seen["counts"].items()}
     make_seconds = counts["made_seconds"] / max(1, counts["made"])
-    world = World(
+    world = SimulatedWorld(
         tuple(SimulatedJob(step, round(seconds / step) if step else count) for step in steps), stream["batches_per_epoch"], stream["batch_bytes"], hands,
         make_seconds,
     )  # fmt: skip

@@ -14,10 +14,10 @@ from flatout.config.schema import DataConfig
 from flatout.data.loading.loader import open_loader
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.source.dataset import Dataset, open_dataset
-from flatout.service.transport.daemon import Place, runtime_place
+from flatout.service.transport.paths import ServicePaths, service_paths
 from integration.test_shared_beyond import Redis, Remote, free_port, redis  # noqa: F401
 from servers.s3 import S3Server
-from sharing import VIEW, Checker, in_order, make_recipe, read_epochs, service, shared
+from sharing import VIEW, Checker, in_order, make_plan, read_epochs, service, shared
 from training import command, summary, write_recipe
 from twins import make_twins, replace_slyly
 
@@ -29,10 +29,10 @@ VARIABLES = {
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return runtime_place()
+    return service_paths()
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def twins(tmp_path: Path) -> tuple[Path, Path]:
 
 def read_shared(root: Path | str, **options: Any) -> None:
     """Every batch of an epoch, compared with those made of the files themselves."""
-    recipe = make_recipe(root)
+    recipe = make_plan(root)
     with shared(root, **options) as (loader, pool):
         assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
         assert pool.stats.hits, pool.stats.last_trouble
 
 
-def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Path, Path], place: Place) -> None:
+def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Path, Path], place: ServicePaths) -> None:
     plain, inverted = twins
     with service(place):
         read_shared(plain, cache="memory")
@@ -63,7 +63,7 @@ def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Pa
 
 def test_batches_in_redis_of_one_dataset_are_not_given_to_its_twin(
     twins: tuple[Path, Path],
-    place: Place,
+    place: ServicePaths,
     redis: Redis,  # noqa: F811
 ) -> None:
     port = free_port()

@@ -16,16 +16,10 @@ from flatout.errors import ConfigError, ServiceUnavailable
 from flatout.machine.budgets import usable_cores
 from flatout.service.coordinator.policy import Policy
 from flatout.service.protocol.messages import Ask, Status
-from flatout.service.transport.daemon import (
-    Beyond,
-    Certificate,
-    Place,
-    Service,
-    connect,
-    default_capacity_bytes,
-    runtime_place,
-)
+from flatout.service.transport.daemon import connect
+from flatout.service.transport.paths import ServicePaths, service_paths
 from flatout.service.transport.roots import allowed_roots
+from flatout.service.transport.service import Certificate, RemoteOptions, Service, default_capacity_bytes
 from flatout.service.transport.stores import StoreAccess
 from flatout.training.stopping import stop_signals
 from flatout.units import format_bytes, format_seconds, format_share, parse_bytes
@@ -58,7 +52,7 @@ class ServeOptions:
 
 def serve(options: ServeOptions, quiet: bool) -> dict[str, Any]:
     """Serve until Ctrl-C or `flatout cache stop`; the last figures."""
-    beyond = _beyond(options)
+    remote = _remote_options(options)
     capacity_bytes = default_capacity_bytes() if options.capacity is None else parse_bytes(options.capacity)
     policy = Policy(
         capacity_bytes,
@@ -67,28 +61,30 @@ def serve(options: ServeOptions, quiet: bool) -> dict[str, Any]:
         usd_per_hour=options.usd_per_hour,
         keep_alive_seconds=None if options.redis is None else _KEEP_ALIVE_SECONDS,
     )
-    place = runtime_place()
-    service = Service(place, policy, options.threads, options.trace, beyond)
+    place = service_paths()
+    service = Service(place, policy, options.threads, options.trace, remote)
     if not quiet:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        come = "data.shared=auto" if beyond.listen is None else _invitation(beyond, place)
+        come = "data.shared=auto" if remote.listen is None else _invitation(remote, place)
         console.print(
             f"sharing batches in {format_bytes(capacity_bytes)}; jobs come with {come}; Ctrl-C ends it", markup=False
         )
-        for line in open_to_others(beyond):
+        for line in open_to_others(remote):
             console.print(line, markup=False)
     for number in stop_signals():
-        signal.signal(number, lambda *_: service.reception.stop())
+        signal.signal(number, lambda *_: service.sessions.stop())
     return service.run(until_empty=False)
 
 
-def _beyond(options: ServeOptions) -> Beyond:
+def _remote_options(options: ServeOptions) -> RemoteOptions:
     if (options.listen is None) != (options.redis is None):
         raise ConfigError("--listen and --redis go together: jobs on other machines cannot read this one's memory")
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together: a certificate is of no use without its private key")
     if options.redis is None or options.listen is None:
-        return Beyond(callers=tuple(_callers(options)), roots=allowed_roots(options.data) if options.data else None)
+        return RemoteOptions(
+            callers=tuple(_callers(options)), roots=allowed_roots(options.data) if options.data else None
+        )
     if not options.data:
         raise ConfigError(
             f"--listen {options.listen} lets others name the data that this machine opens; say what they may name with "
@@ -98,22 +94,22 @@ def _beyond(options: ServeOptions) -> Beyond:
     tls = None
     if options.tls_cert is not None and options.tls_key is not None:
         tls = Certificate(options.tls_cert, options.tls_key)
-    return Beyond(options.listen, redis, tuple(_callers(options)), allowed_roots(options.data), tls)
+    return RemoteOptions(options.listen, redis, tuple(_callers(options)), allowed_roots(options.data), tls)
 
 
-def _invitation(beyond: Beyond, place: Place) -> str:
-    authority = "" if beyond.tls is None else f" data.shared_tls_ca=FILE (who signed {beyond.tls.chain})"
-    return f"data.shared=grpc://{beyond.listen} data.shared_token={place.token} (a copy of it, mode 0600){authority}"
+def _invitation(remote: RemoteOptions, place: ServicePaths) -> str:
+    authority = "" if remote.tls is None else f" data.shared_tls_ca=FILE (who signed {remote.tls.chain})"
+    return f"data.shared=grpc://{remote.listen} data.shared_token={place.token} (a copy of it, mode 0600){authority}"
 
 
-def open_to_others(beyond: Beyond) -> Iterator[str]:
+def open_to_others(remote: RemoteOptions) -> Iterator[str]:
     """What crosses a wire without encryption; one line each."""
-    if beyond.listen is not None and beyond.tls is None:
+    if remote.listen is not None and remote.tls is None:
         yield (
-            f"no TLS on {beyond.listen}: it is loopback, which no other machine reaches; where other users of this one "
+            f"no TLS on {remote.listen}: it is loopback, which no other machine reaches; where other users of this one "
             "are not trusted, give --tls-cert and --tls-key"
         )
-    redis = beyond.redis
+    redis = remote.redis
     if redis is not None and redis.host and not redis.tls and not is_local(redis.host):
         yield (
             f"no TLS and no password at {redis.text}: whoever reaches it can read and delete batches (jobs refuse what "
@@ -137,7 +133,7 @@ def _callers(options: ServeOptions) -> Iterator[Callable[[StoreAccess], "Caller"
 def look(what: str = "status") -> dict[str, Any]:
     """What the service of this user holds and does; `clear` empties it, `stop` ends it."""
     try:
-        wire, _ = connect(runtime_place(), "viewer", "flatout-cache")
+        wire, _ = connect(service_paths(), "viewer", "flatout-cache")
     except ServiceUnavailable as error:
         raise ServiceUnavailable(f"{error}; a job with data.shared=auto starts one, or `flatout serve`") from None
     try:

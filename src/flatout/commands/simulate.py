@@ -12,7 +12,7 @@ from flatout.config.schema import Bytes, Seconds
 from flatout.errors import ConfigError
 from flatout.service.coordinator.policy import Policy
 from flatout.simulation.baselines import POLICIES
-from flatout.simulation.simulator import Outcome, SimulatedJob, World, replay
+from flatout.simulation.simulator import SimulatedJob, SimulatedWorld, SimulationOutcome, replay
 from flatout.units import format_seconds, format_usd
 from flatout.untrusted import blamed_as, read_yaml
 
@@ -81,7 +81,7 @@ def _read(path: Path) -> Plan:
         ) from None
 
 
-def _world(plan: Plan) -> World:
+def _world(plan: Plan) -> SimulatedWorld:
     jobs = [
         SimulatedJob(
             each.step_seconds,
@@ -92,7 +92,7 @@ def _world(plan: Plan) -> World:
         for number in range(each.count)
     ]
     made = plan.producers
-    return World(
+    return SimulatedWorld(
         tuple(jobs),
         plan.batches_per_epoch,
         plan.batch_bytes,
@@ -104,7 +104,7 @@ def _world(plan: Plan) -> World:
     )
 
 
-def _figures(plan: Plan, outcome: Outcome, name: str) -> dict[str, Any]:
+def _figures(plan: Plan, outcome: SimulationOutcome, name: str) -> dict[str, Any]:
     """Each job pays for its node as long as it runs; the service is paid once, as long as any job runs."""
     nodes = sum(outcome.job_seconds) / 3600 * plan.node_usd_per_hour
     service = 0.0 if name == "independent" else outcome.seconds / 3600 * plan.service_usd_per_hour

@@ -1,7 +1,7 @@
 """The real coordinator in simulated time: what sharing would do for jobs, speeds and caches that are not here.
 
-Jobs and producers are a few lines each; every decision is made by the same `State` that serves live jobs. `replay`
-feeds it a trace of a live service instead, and says whether it decides the same.
+Jobs and producers are simulated; every decision is made by the `State` that serves live jobs. `replay` feeds it the
+trace of a live service instead, and compares the decisions.
 """
 
 import heapq
@@ -22,10 +22,10 @@ from flatout.service.protocol.messages import Batches, Done, Joined, Leave, Next
 from flatout.service.protocol.stream_spec import DataSpec, StreamSpec, ViewSpec
 
 _STREAM = "0" * 64
+_VIEW = ViewSpec(name="simulated", crop="raw")
 SIMULATED_SPEC = StreamSpec(
-    data=DataSpec(path="simulated"), content=_STREAM, view="0" * 16, view_values=ViewSpec(name="simulated", crop="raw"),
-    batch_size=1,
-)  # fmt: skip
+    data=DataSpec(path="simulated"), content=_STREAM, view="0" * 16, view_values=_VIEW, batch_size=1
+)
 _TICK_SECONDS = 0.25
 
 
@@ -33,38 +33,46 @@ _TICK_SECONDS = 0.25
 class SimulatedJob:
     step_seconds: float
     batches: int
+    """That it reads until it ends."""
     start_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class World:
-    """What there is to simulate. A producer has `hands` that each take `make_seconds` for a batch."""
+class SimulatedWorld:
+    """What is simulated: jobs, and one producer with `workers` that each make a batch in `make_seconds`."""
 
     jobs: tuple[SimulatedJob, ...]
     batches_per_epoch: int
     batch_bytes: int
-    hands: int
+    workers: int
     make_seconds: float
     cold_seconds: float = 0.0
+    """Added to the first batch of each worker."""
     usd_per_second: float = 0.0
-    handover_seconds: float = 0.0  # of a batch that is ready
+    handover_seconds: float = 0.0
+    """That it takes a job to open a batch that is ready."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One policy's figures; `job_seconds` is how long each job took."""
+class SimulationOutcome:
+    """The figures of one policy."""
 
     seconds: float
+    """Until the last job ended."""
     job_seconds: tuple[float, ...]
+    """From start to end of each job."""
     batches: int
+    """Read by all jobs."""
     made: int
     made_locally: int
+    """By jobs, since they had waited too long."""
     hit_rate: float | None
     usd: float = 0.0
+    """Of producers that are paid by the second."""
 
 
 @dataclass
-class _Job:
+class _JobState:
     spec: SimulatedJob
     position: int = 0
     asked: int = 0
@@ -75,24 +83,23 @@ class _Job:
 
 
 class Simulation:
-    """An event queue around the coordinator's state."""
+    """An event queue around `State`, in simulated seconds."""
 
-    def __init__(self, world: World, policy: Policy) -> None:
+    def __init__(self, world: SimulatedWorld, policy: Policy) -> None:
         self.state = State(policy)
         self._world = world
         self._now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
-        self._jobs = {f"job-{number}": _Job(job) for number, job in enumerate(world.jobs)}
+        self._jobs = {f"job-{number}": _JobState(job) for number, job in enumerate(world.jobs)}
         self._orders: deque[Produce] = deque()
         self._busy = 0
-        self._cold = world.hands
+        self._cold = world.workers  # that have made no batch yet
 
-    def run(self) -> Outcome:
-        self._say("producer", Joined(
-            slots=self._world.hands + 1, usd_per_second=self._world.usd_per_second,
-            seconds_to_start=self._world.cold_seconds,
-        ))  # fmt: skip
+    def run(self) -> SimulationOutcome:
+        slots, world = self._world.workers + 1, self._world  # one order more, as real producers ask for
+        joined = Joined(slots=slots, usd_per_second=world.usd_per_second, seconds_to_start=world.cold_seconds)
+        self._say("producer", joined)
         for name, job in self._jobs.items():
             self._at(job.spec.start_seconds, partial(self._register, name))
         self._at(_TICK_SECONDS, self._tick)
@@ -101,15 +108,18 @@ class Simulation:
             act()
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SimulationOutcome:
         counts, jobs = self.state.tables.accounts.counts, self._jobs.values()
         served, local = counts.hits + counts.waited, sum(job.local for job in jobs)
-        return Outcome(
-            seconds=self._now, job_seconds=tuple((job.ended or 0.0) - job.spec.start_seconds for job in jobs),
-            batches=served + local, made=counts.made, made_locally=local,
+        return SimulationOutcome(
+            seconds=self._now,
+            job_seconds=tuple((job.ended or 0.0) - job.spec.start_seconds for job in jobs),
+            batches=served + local,
+            made=counts.made,
+            made_locally=local,
             hit_rate=1 - (counts.made + local) / (served + local) if served else None,
             usd=self.state.tables.accounts.allowance.spent_usd,
-        )  # fmt: skip
+        )
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
         self._serial += 1
@@ -122,7 +132,7 @@ class Simulation:
         for each in instructions:
             if isinstance(each, Tell) and isinstance(each.message, Produce):
                 self._orders.append(each.message)
-                self._start_hands()
+                self._start_workers()
             elif isinstance(each, Tell) and isinstance(each.message, Batches):
                 self._answer(each.to, each.message)
 
@@ -130,10 +140,8 @@ class Simulation:
         self._say("clock", Tick())
         self._at(self._now + _TICK_SECONDS, self._tick)
 
-    # The producer
-
-    def _start_hands(self) -> None:
-        while self._orders and self._busy < self._world.hands:
+    def _start_workers(self) -> None:
+        while self._orders and self._busy < self._world.workers:
             order, cold = self._orders.popleft(), self._cold > 0
             self._cold -= cold
             self._busy += 1
@@ -143,15 +151,18 @@ class Simulation:
     def _made(self, order: Produce, seconds: float, cold: bool) -> None:
         self._busy -= 1
         self._say("producer", Done(lease=order.lease, bytes=order.bytes, seconds=seconds, cold=cold))
-        self._start_hands()
-
-    # Jobs
+        self._start_workers()
 
     def _register(self, name: str) -> None:
-        self._say(name, Register(
-            stream=_STREAM, spec=SIMULATED_SPEC, batches_per_epoch=self._world.batches_per_epoch,
-            batch_bytes=self._world.batch_bytes, position=0, last=self._jobs[name].spec.batches,
-        ))  # fmt: skip
+        register = Register(
+            stream=_STREAM,
+            spec=SIMULATED_SPEC,
+            batches_per_epoch=self._world.batches_per_epoch,
+            batch_bytes=self._world.batch_bytes,
+            position=0,
+            last=self._jobs[name].spec.batches,
+        )
+        self._say(name, register)
         self._ask(name)
 
     def _ask(self, name: str) -> None:
@@ -168,8 +179,14 @@ class Simulation:
             return
         job.asked += 1
         released, job.held = job.held, []
-        self._say(name, Next(position=job.position, count=MAX_BATCHES_PER_ASK, wait_seconds=action.wait_seconds,
-                             released=released, step_seconds=job.spec.step_seconds))  # fmt: skip
+        question = Next(
+            position=job.position,
+            count=MAX_BATCHES_PER_ASK,
+            wait_seconds=action.wait_seconds,
+            released=released,
+            step_seconds=job.spec.step_seconds,
+        )
+        self._say(name, question)
 
     def _answer(self, name: str, answer: Batches) -> None:
         job = self._jobs[name]
@@ -191,7 +208,7 @@ class Simulation:
 
 
 def replay(trace: Path) -> tuple[int, list[str]]:
-    """Decisions of a live service made again from its trace: how many, and those that differ."""
+    """Decide again what a live service decided, from its trace; how many decisions, and a line for each difference."""
     with trace.open(encoding="utf-8") as lines:
         head = json.loads(next(lines, "{}"))
         if not isinstance(head, dict) or "policy" not in head:

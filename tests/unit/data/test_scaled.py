@@ -192,7 +192,7 @@ def test_shared_batches_carry_it(root: Path, split: Split) -> None:
     recipe = BatchPlan(split, SCALED, 0, 6)
     spec = describe(recipe, DataConfig(path=str(root)), "train")
     preparer = open_preparer(spec)
-    assert preparer.recipe.view == SCALED
+    assert preparer.plan.view == SCALED
     assert spec.view != describe(replace(recipe, view=EXACT), DataConfig(path=str(root)), "train").view
 
 

@@ -28,9 +28,10 @@ class Talk:
         self.wire = Wire(ours)
         process = producer._Process(Wire(theirs), SimpleNamespace(), 1)  # type: ignore[arg-type]
         process._maker = SimpleNamespace(  # type: ignore[assignment]
-            learn=lambda order: None, make=lambda order, began: make(order),
+            learn=lambda order: None,
+            make=lambda order, began: make(order),
             preparer=lambda stream: SimpleNamespace(in_flight=in_flight),
-        )  # fmt: skip
+        )
 
         def run() -> None:
             with pytest.raises(ServiceUnavailable):

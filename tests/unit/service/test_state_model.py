@@ -123,19 +123,41 @@ class Coordinator(RuleBasedStateMachine):
         if self.asked[job, position] >= MOST_ASKS and not answer.buffers:
             assert answer.denied is not None
 
-    @rule(target=jobs, stream=st.sampled_from(sorted(SIZES)), last=st.sampled_from([None, 9, 30]), anywhere=st.booleans(),
-          position=st.sampled_from([0, 0, 5]))  # fmt: skip
+    @rule(
+        target=jobs,
+        stream=st.sampled_from(sorted(SIZES)),
+        last=st.sampled_from([None, 9, 30]),
+        anywhere=st.booleans(),
+        position=st.sampled_from([0, 0, 5]),
+    )
     @precondition(lambda self: hasattr(self, "state"))
     def job_registers(self, stream: str, last: int | None, anywhere: bool, position: int) -> str:
         self.serial += 1
         name = f"job-{self.serial}"
         self.stream[name], self.held[name], self.where[name] = stream, [], position
-        self.say(name, Register(stream=stream, spec=SPECS[stream], position=position,
-                                batches_per_epoch=PER_EPOCH, batch_bytes=SIZES[stream], last=last, anywhere=anywhere))  # fmt: skip
+        self.say(
+            name,
+            Register(
+                stream=stream,
+                spec=SPECS[stream],
+                position=position,
+                batches_per_epoch=PER_EPOCH,
+                batch_bytes=SIZES[stream],
+                last=last,
+                anywhere=anywhere,
+            ),
+        )
         return name
 
-    @rule(target=leases, job=jobs, forward=st.sampled_from([0, 0, 1, 1, 1, 4, -3]), count=st.integers(1, 4),
-          wait=st.sampled_from([0.0, 1.0]), release=st.integers(0, 5), speed=st.sampled_from([None, 0.1, 5.0]))  # fmt: skip
+    @rule(
+        target=leases,
+        job=jobs,
+        forward=st.sampled_from([0, 0, 1, 1, 1, 4, -3]),
+        count=st.integers(1, 4),
+        wait=st.sampled_from([0.0, 1.0]),
+        release=st.integers(0, 5),
+        speed=st.sampled_from([None, 0.1, 5.0]),
+    )
     def job_asks(self, job: str, forward: int, count: int, wait: float, release: int, speed: float | None) -> object:
         if job not in self.where or job in self.open:
             return multiple()

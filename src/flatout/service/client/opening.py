@@ -1,4 +1,4 @@
-"""From a configuration to a loader whose batches are shared."""
+"""Opens a loader whose batches are shared, from the `data` section of a configuration."""
 
 import json
 import os
@@ -15,11 +15,13 @@ from flatout.data.loading.pinned_memory import memory_for
 from flatout.data.loading.prepare import BatchPlan
 from flatout.errors import ServiceUnavailable
 from flatout.service.client.pool import SharedPool
-from flatout.service.client.session import Connection, JoinSettings
+from flatout.service.client.session import JoinSettings, ServiceConnection
 from flatout.service.protocol.extras import needs
 from flatout.service.protocol.messages import Register
 from flatout.service.protocol.specs import batch_bytes, describe, stream_name
-from flatout.service.transport.daemon import connect, connect_or_start, runtime_place, start_daemon
+from flatout.service.protocol.stream_spec import StreamSpec
+from flatout.service.transport.daemon import connect, connect_or_start, start_daemon
+from flatout.service.transport.paths import service_paths
 from flatout.service.transport.stores import open_batch_store
 from flatout.timeline import Recorder
 
@@ -36,16 +38,13 @@ def open_shared_loader(
     order_file: Path | None = None,
     recorder: Recorder | None = None,
 ) -> tuple[Loader, SharedPool]:
-    """A loader over a shared pool. `order_file` keeps where the order begins, so that a resumed run has the same."""
+    """A loader over a shared pool, and that pool. It has joined the service, or (see `notes`) will try again later.
+
+    `order_file` keeps where the order of batches begins, so that a resumed run has the same order.
+    """
     recipe = with_raw_shape(recipe)
     spec = describe(recipe, config, split)
-    begins = _remembered(order_file)
-    register = Register(
-        stream=stream_name(spec), spec=spec, batches_per_epoch=recipe.batches_per_epoch,
-        batch_bytes=batch_bytes(recipe), position=0, last=None if epochs is None else epochs * recipe.batches_per_epoch,
-        epoch=begins[0] if begins else 0, index=begins[1] if begins else 0,
-        anywhere=config.shared_start == "window" and begins is None, epochs_differ=bool(recipe.view.sizes),
-    )  # fmt: skip
+    register = _registration(recipe, spec, epochs, _remembered(order_file), config.shared_start == "window")
 
     def open_local() -> Loader:
         return open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
@@ -63,33 +62,52 @@ def open_shared_loader(
     return loader, pool
 
 
-def _connector(config: DataConfig) -> Callable[[bool], tuple[Connection, BatchStore]]:
+def _registration(
+    plan: BatchPlan, spec: StreamSpec, epochs: int | None, begins: tuple[int, int] | None, anywhere: bool
+) -> Register:
+    """`begins` is where an earlier attempt of the run began; without, the order may begin `anywhere`."""
+    epoch, index = begins or (0, 0)
+    return Register(
+        stream=stream_name(spec),
+        spec=spec,
+        batches_per_epoch=plan.batches_per_epoch,
+        batch_bytes=batch_bytes(plan),
+        position=0,
+        last=None if epochs is None else epochs * plan.batches_per_epoch,
+        epoch=epoch,
+        index=index,
+        anywhere=anywhere and begins is None,
+        epochs_differ=bool(plan.view.sizes),
+    )
+
+
+def _connector(config: DataConfig) -> Callable[[bool], tuple[ServiceConnection, BatchStore]]:
     capacity = None if config.shared_bytes == "auto" else config.shared_bytes
 
-    def remote(wait: bool) -> tuple[Connection, BatchStore]:
+    def remote(wait: bool) -> tuple[ServiceConnection, BatchStore]:
         with needs("service"):
-            from flatout.service.transport.remote import GrpcLine, read_token
+            from flatout.service.transport.remote import GrpcConnection, read_token
 
         token, name = read_token(config.shared_token), f"{os.uname().nodename}-{os.getpid()}"
         address, deadline_seconds = config.shared.removeprefix("grpc://"), 10.0 if wait else 2.0
-        line = GrpcLine(address, token, "job", name, deadline_seconds, config.shared_tls_ca)
-        if "://" not in line.access.address:
-            line.close()
+        connection = GrpcConnection(address, token, "job", name, deadline_seconds, config.shared_tls_ca)
+        if "://" not in connection.access.address:
+            connection.close()
             raise ServiceUnavailable(f"the service of shared batches at {address} names no Redis to read from")
-        return line, open_batch_store(line.access)
+        return connection, open_batch_store(connection.access)
 
-    def connector(wait: bool) -> tuple[Connection, BatchStore]:
-        place = runtime_place()
+    def connector(wait: bool) -> tuple[ServiceConnection, BatchStore]:
+        paths = service_paths()
         name = f"{os.getpid()}-{secrets.token_hex(3)}"
         if wait:
-            line, access = connect_or_start(place, name, capacity)
+            connection, access = connect_or_start(paths, name, capacity)
         else:
             try:
-                line, access = connect(place, "job", name, deadline_seconds=1.0)
+                connection, access = connect(paths, "job", name, deadline_seconds=1.0)
             except ServiceUnavailable:
-                start_daemon(place, capacity)  # found at the next try
+                start_daemon(paths, capacity)  # not waited for: the next attempt to join finds it
                 raise
-        return line, open_batch_store(replace(access, tls_ca=config.shared_tls_ca))
+        return connection, open_batch_store(replace(access, tls_ca=config.shared_tls_ca))
 
     return connector if config.shared == "auto" else remote
 

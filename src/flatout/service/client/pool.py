@@ -173,7 +173,7 @@ class SharedPool:
             self._requests = None
 
     def _after_fork(self) -> None:
-        """Connection, threads and local pool belong to the parent: this process opens its own."""
+        """The connection, threads and local pool belong to the parent: this process opens its own."""
         self._pid = os.getpid()
         self._session.after_fork()
         self._fallback.after_fork()

@@ -9,7 +9,7 @@ from functools import partial
 from flatout.service.client.batches import BatchOpener, OpenedBatch, ReadyBatch, ready_batches
 from flatout.service.client.decisions import FIRST_WAIT_SECONDS, Action, AskFor, AskHistory, Take, next_action
 from flatout.service.client.serial_thread import SerialThread
-from flatout.service.client.session import ANSWER_SECONDS, Connection, refusal
+from flatout.service.client.session import ANSWER_SECONDS, ServiceConnection, refusal
 from flatout.service.client.stats import SharingStats
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK
 from flatout.service.protocol.messages import AnyMessage, Batches, Next
@@ -33,7 +33,9 @@ class PendingRequest:
 class BatchRequests:
     """The requests of one connection, and the batches that were received and not used yet."""
 
-    def __init__(self, connection: Connection, opener: BatchOpener, last: int | None, stats: SharingStats) -> None:
+    def __init__(
+        self, connection: ServiceConnection, opener: BatchOpener, last: int | None, stats: SharingStats
+    ) -> None:
         self.opener = opener
         self._connection = connection
         self._last = last  # position before which the job stops

@@ -18,7 +18,7 @@ ANSWER_SECONDS = 5.0
 """How long an answer may take, beyond the time for which the service may hold it back."""
 
 
-class Connection(Protocol):
+class ServiceConnection(Protocol):
     """Messages to and from the service: a `Wire` on this machine, a `GrpcConnection` to another."""
 
     def send(self, message: Message) -> None: ...
@@ -39,7 +39,7 @@ class JoinSettings:
     """What a job joins the service with."""
 
     register: Register
-    connect: Callable[[bool], tuple[Connection, BatchStore]]
+    connect: Callable[[bool], tuple[ServiceConnection, BatchStore]]
     """Opens a connection and the store of batches; the argument says whether to wait for a service to start."""
     remember: Callable[[int, int], None]
     """Called with (epoch, index) of the batch at position 0, which a resumed run must begin with too."""
@@ -49,7 +49,7 @@ class ServiceSession:
     """The connection while there is one. A service that fails is left alone, longer after each failure in a row."""
 
     def __init__(self, settings: JoinSettings, stats: SharingStats) -> None:
-        self.connection: Connection | None = None
+        self.connection: ServiceConnection | None = None
         self.store: BatchStore | None = None
         self.notes: list[str] = []
         self.order = StreamOrder(settings.register)

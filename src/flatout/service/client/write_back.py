@@ -8,14 +8,14 @@ from flatout.data.batch import Prepared
 from flatout.data.loading.prepare import BatchPlan
 from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.service.client.batches import StreamOrder
-from flatout.service.client.session import ANSWER_SECONDS, Connection
+from flatout.service.client.session import ANSWER_SECONDS, ServiceConnection
 from flatout.service.producers.producer import make_batch
 from flatout.service.protocol.messages import Claim, Claimed, Done, Failed
 from flatout.service.protocol.specs import ImagePreparer, assemble
 
 
 def make_and_write_back(
-    plan: BatchPlan, order: StreamOrder, connection: Connection, store: BatchStore, position: int
+    plan: BatchPlan, order: StreamOrder, connection: ServiceConnection, store: BatchStore, position: int
 ) -> Prepared | None:
     """None where the service has no use for the batch, or it could not be written."""
     claimed = connection.ask(Claim(position=position), ANSWER_SECONDS)

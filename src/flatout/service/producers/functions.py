@@ -1,7 +1,7 @@
-"""Producers that are called: Ray tasks, AWS Lambda functions, anything that turns a batch's name into its bytes.
+"""Producers that are called: Ray tasks and AWS Lambda functions.
 
-The interface is one function, `prepare_bytes`. It runs wherever the package and the data are; what is opened once stays
-open for the next call of the same worker, and the first call says that it was a cold one.
+They run one function, `prepare_bytes`, on a machine that has the package and sees the data. A stream stays open for
+the next call of the same worker process; the call that opens it reports a cold start.
 """
 
 import queue
@@ -30,16 +30,17 @@ _opening = threading.Lock()
 
 @dataclass(frozen=True)
 class Made:
-    """A batch as bytes, or (None) the word that it is in the store already; what it took."""
+    """The result of one call."""
 
     data: Any
+    """The bundle as bytes; None where the function has written it to the store itself."""
     bytes: int
     cold: bool
     gb_seconds: float = 0.0
 
 
 def prepare_bytes(spec: StreamSpec, epoch: int, index: int, most_bytes: int) -> Made:
-    """One batch, made here."""
+    """Make one batch in this process, in a buffer of `most_bytes`."""
     stream = stream_name(spec)
     with _opening:
         cold = stream not in _open
@@ -55,8 +56,10 @@ class Caller(Protocol):
 
     name: str
     slots: int
+    """Calls at once."""
     usd_per_second: float
     seconds_to_start: float
+    """Expected time of a cold start."""
 
     def call(self, spec: StreamSpec, order: Produce) -> Made: ...
 
@@ -64,7 +67,7 @@ class Caller(Protocol):
 
 
 class CallPool:
-    """Threads that each wait for one call, and write what comes back into the store."""
+    """Threads that each wait for one call, and write its result to the store; a producer to the coordinator."""
 
     def __init__(self, coordinator: Coordinator, caller: Caller) -> None:
         self._coordinator = coordinator
@@ -74,7 +77,7 @@ class CallPool:
         self._closed = False
 
     def start(self) -> None:
-        self._coordinator.attach(self._caller.name, self._take, self._hangs)
+        self._coordinator.attach(self._caller.name, self._receive, self._replace_hung)
         self._join()
         for _ in range(self._caller.slots):
             self._start_thread()
@@ -89,23 +92,24 @@ class CallPool:
         threading.Thread(target=self._work, name=f"flatout-{self._caller.name}", daemon=True).start()
 
     def _join(self) -> None:
-        self._coordinator.say(self._caller.name, Joined(
-            slots=self._caller.slots, usd_per_second=self._caller.usd_per_second,
-            seconds_to_start=self._caller.seconds_to_start,
-        ))  # fmt: skip
+        caller = self._caller
+        joined = Joined(
+            slots=caller.slots, usd_per_second=caller.usd_per_second, seconds_to_start=caller.seconds_to_start
+        )
+        self._coordinator.say(caller.name, joined)
 
-    def _take(self, *messages: Message) -> None:
+    def _receive(self, *messages: Message) -> None:
         for message in messages:
             if isinstance(message, Produce):
                 if message.spec is not None:
                     self._specs[message.stream] = message.spec
                 self._orders.put(message)
 
-    def _hangs(self, reason: str) -> None:
-        """A call cannot be ended from here: it is left to itself, and another thread takes its place."""
+    def _replace_hung(self, reason: str) -> None:
+        """A call cannot be cancelled: its thread is abandoned, and another one started in its place."""
         if not self._closed:
             self._start_thread()
-            threading.Thread(target=self._join, daemon=True).start()  # not here: the coordinator is being told
+            threading.Thread(target=self._join, daemon=True).start()  # the coordinator holds its lock here
 
     def _work(self) -> None:
         while (order := self._orders.get()) is not None:
@@ -127,7 +131,7 @@ class CallPool:
             return Failed(lease=order.lease, reason=f"{type(error).__name__}: {error}"[:2000])
 
     def _keep(self, order: Produce, made: Made) -> None:
-        """Only what is whole: from here on it has the service's word for it."""
+        """Verified first: what is in the store under the service's seal, jobs take as it is."""
         store, key = self._coordinator.store, batch_key(order.stream, order.epoch, order.index)
         data = np.frombuffer(made.data, np.uint8)
         check_bundle(data.data, key, verify=True)
@@ -137,7 +141,7 @@ class CallPool:
 
 
 class RayCaller:
-    """Ray tasks on a cluster (needs the `ray` extra); each worker process keeps what it has opened."""
+    """Ray tasks on a cluster (needs the `ray` extra); None as address starts a local one."""
 
     usd_per_second = 0.0
     seconds_to_start = 0.0
@@ -179,9 +183,13 @@ class LambdaCaller:
     """AWS Lambda functions with the handler of lambda_handler.py (needs the `aws` extra)."""
 
     def __init__(
-        self, function: str, access: StoreAccess, slots: int = 16, memory_gb: float = 2.0,
+        self,
+        function: str,
+        access: StoreAccess,
+        slots: int = 16,
+        memory_gb: float = 2.0,
         usd_per_gb_second: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         with needs("aws"):
             import boto3
             from botocore.config import Config

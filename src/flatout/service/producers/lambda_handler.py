@@ -1,8 +1,8 @@
 """The AWS Lambda function that makes batches: `flatout.service.producers.lambda_handler.handler`.
 
-A function's answer is limited to 6 MB, so a batch goes straight into the Redis that the event names; without one, a
-small batch comes back in the answer. The event holds the key that seals this one batch; the password of the Redis is in
-the function's environment. Packaging and deployment: docs/shared-batches.md.
+A function's answer is limited to 6 MB, so it writes the batch to the Redis that the event names; without one, a small
+batch is part of the answer. The event holds the key that seals this one batch; the password of the Redis is in the
+function's environment. Packaging and deployment: docs/shared-batches.md.
 """
 
 import base64
@@ -29,10 +29,9 @@ _MOST_ANSWER_BYTES = 4_500_000  # of the 6 MB, in base64
 
 
 def make_event(spec: StreamSpec, epoch: int, index: int, most_bytes: int, access: StoreAccess | None) -> bytes:
-    event: dict[str, Any] = {
-        "version": _VERSION, "spec": spec.model_dump(), "epoch": epoch, "index": index, "bytes": most_bytes,
-        "redis": None,
-    }  # fmt: skip
+    """What the service invokes the function with; without access to a Redis, the batch is part of the answer."""
+    event: dict[str, Any] = {"version": _VERSION, "spec": spec.model_dump(), "redis": None}
+    event |= {"epoch": epoch, "index": index, "bytes": most_bytes}
     if access is not None and "://" in access.address:
         key = batch_key(stream_name(spec), epoch, index)
         event |= {"redis": access.address, "entry_key": entry_keys(access.token)(key).hex()}
@@ -40,7 +39,7 @@ def make_event(spec: StreamSpec, epoch: int, index: int, most_bytes: int, access
 
 
 def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-    """Make one batch. Errors are answers, so that the coordinator hears the reason and not a stack trace."""
+    """Make one batch. Errors are answers, so that the coordinator gets the reason and not a stack trace."""
     began = time.perf_counter()
     try:
         if event.get("version") != _VERSION:
@@ -70,6 +69,7 @@ def _store(event: Mapping[str, Any]) -> RedisStore:
 
 
 def read_answer(body: bytes, memory_gb: float) -> Made:
+    """From what `handler` returned; its errors are raised here."""
     answer = json.loads(body)
     if "error" in answer or "bytes" not in answer:
         kind = AnotherDataset if answer.get("another") else FlatoutError

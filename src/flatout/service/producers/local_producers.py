@@ -17,19 +17,19 @@ from flatout.service.protocol.wire import Wire
 from flatout.service.transport.stores import StoreAccess
 
 _MOST_PROCESSES = 4
-"""Threads of one process take turns at what Python does for a batch, but each process lists the dataset for itself."""
-_QUICK_DEATH_SECONDS, _MOST_QUICK_DEATHS = 5.0, 5  # then there is no use in starting it again
+"""Threads of one process share the GIL for what Python does for a batch, but each process lists the dataset itself."""
+_QUICK_DEATH_SECONDS, _MOST_QUICK_DEATHS = 5.0, 5  # so many in a row, and the process is not started again
 
 
 class LocalProducers:
-    """One thread watches each process: it hears its answers, and starts another when it is gone."""
+    """Processes with `threads` threads in all. Each has a thread here that receives its answers and restarts it."""
 
-    def __init__(self, coordinator: Coordinator, hands: int, access: StoreAccess) -> None:
-        processes = min(hands, usable_cores(), _MOST_PROCESSES)
+    def __init__(self, coordinator: Coordinator, threads: int, access: StoreAccess) -> None:
+        processes = min(threads, usable_cores(), _MOST_PROCESSES)
         self._coordinator = coordinator
         ca = None if access.tls_ca is None else str(access.tls_ca)
         self._equip = Equip(store=access.address, token=access.token, store_password=access.password, tls_ca=ca)
-        self._threads = math.ceil(hands / max(1, processes))
+        self._threads = math.ceil(threads / max(1, processes))
         self._closing = threading.Event()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._watchers = [
@@ -38,7 +38,7 @@ class LocalProducers:
         ]
 
     def start(self) -> None:
-        """Before anybody is let in: a job that asks while the first one starts waits for it."""
+        """Called before jobs are admitted: one that asks while a process starts must not be told that there is none."""
         for number, watcher in enumerate(self._watchers):
             self._coordinator.say(_name(number, 1), Joined(slots=0))
             watcher.start()
@@ -59,31 +59,30 @@ class LocalProducers:
             began = time.monotonic()
             reason = self._live_once(number, _name(number, lives))
             lives += 1
-            self._coordinator.say(_name(number, lives), Joined(slots=0))  # first: there is one, it only has to start
+            self._coordinator.say(_name(number, lives), Joined(slots=0))  # before the detach: jobs go on waiting
             self._coordinator.detach(_name(number, lives - 1), reason)
             lived = time.monotonic() - began
             quick_deaths = quick_deaths + 1 if lived < _QUICK_DEATH_SECONDS else 0
         self._coordinator.detach(_name(number, lives), "it dies as soon as it is started")
 
     def _live_once(self, number: int, name: str) -> str:
-        """From start to end; why it ended."""
+        """Run the process until it ends; the reason."""
         ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flatout.service.producers.producer", str(theirs.fileno()), str(self._threads)],
-            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **child_environment()},
-        )  # fmt: skip
+        module, fd = "flatout.service.producers.producer", theirs.fileno()
+        command = [sys.executable, "-m", module, str(fd), str(self._threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **child_environment()}
+        process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environment)
         self._running[number] = process
         theirs.close()
-        if self._closing.is_set():  # it was not there yet when the others were ended
+        if self._closing.is_set():  # close() has not seen it
             process.kill()
         wire = Wire(ours)
         try:
             wire.send(self._equip)
             self._coordinator.attach(name, wire.send, lambda reason: process.kill())
             while True:
-                heard = [each for each in wire.receive_all() if isinstance(each, Joined | Done | Failed)]
-                self._coordinator.say(name, *heard)
+                answers = [each for each in wire.receive_all() if isinstance(each, Joined | Done | Failed)]
+                self._coordinator.say(name, *answers)
         except ServiceUnavailable as error:
             process.kill()
             return f"{error} (exit status {process.wait()})"

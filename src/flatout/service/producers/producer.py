@@ -1,7 +1,7 @@
 """A process that makes batches into the store: `python -m flatout.service.producers.producer FD THREADS`.
 
-Started like a loader's worker, not forked; it ends when its connection does. Orders are done by threads, since the
-compiled decoder works outside the GIL, and no torch is imported, so that it starts in a fraction of a second.
+Started anew, not forked; it ends when its connection or its parent does. Orders are carried out by threads, since the
+compiled decoder releases the GIL. Torch is not imported, so that it starts in a fraction of a second.
 """
 
 import os
@@ -26,11 +26,11 @@ from flatout.service.protocol.stream_spec import StreamSpec
 from flatout.service.protocol.wire import Wire
 from flatout.service.transport.stores import StoreAccess, open_batch_store
 
-_TOGETHER = 8  # answers in one letter
+_ANSWERS_PER_SEND = 8  # of small batches
 
 
 class Maker:
-    """Makes what it is ordered to, and answers each order with Done or Failed. Safe to use from several threads."""
+    """Carries out orders, and answers each with Done or Failed. Safe to use from several threads."""
 
     def __init__(self, store: BatchStore, opens: Callable[[StreamSpec], Preparer] = open_preparer) -> None:
         self._store = store
@@ -40,11 +40,12 @@ class Maker:
         self._opening = threading.Lock()
 
     def learn(self, order: Produce) -> None:
+        """Keep the spec of the stream; called for each order, in the order in which they come."""
         if order.spec is not None:
             self._specs[order.stream] = order.spec
 
     def make(self, order: Produce, began: float | None = None) -> Message:
-        """`began` is when whoever makes it was free to: its answer to the order before counts in."""
+        """`began`: when the thread was free for the order, so that sending the answer before counts as part of this."""
         began = time.perf_counter() if began is None else began
         cold = order.stream not in self._preparers
         preparer = self.preparer(order.stream)
@@ -61,7 +62,7 @@ class Maker:
             return Failed(lease=order.lease, reason=f"a bug: {traceback.format_exc(limit=-3)}"[:2000])
 
     def preparer(self, stream: str) -> Preparer | Failed:
-        """Opened by the first order; an error is remembered, and is the answer to every order."""
+        """Opened by the first order of a stream; an error is kept, and answers every order."""
         with self._opening:
             found = self._preparers.get(stream)
             if found is None:
@@ -77,24 +78,24 @@ class Maker:
 
 
 def make_batch(preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, sum_every: int = 1) -> int:
-    """The one narrow interface of all producers: a batch into a buffer; how long it is."""
+    """Make a batch and write it as a bundle into `space`; its length. All producers use this."""
     arrays, meta = preparer.prepare(epoch, index, payload(space))
     return write_bundle(space, key, arrays, meta, sum_every)
 
 
 class _Process:
-    """Threads that wait for orders; the main thread reads them."""
+    """Threads that carry out orders; the main thread receives them."""
 
     def __init__(self, wire: Wire, store: BatchStore, threads: int) -> None:
         self._wire = wire
         self._maker = Maker(store)
         self._threads = threads
         self._orders: queue.SimpleQueue[tuple[Produce, float]] = queue.SimpleQueue()
-        self._hands = 0
+        self._active_workers = 0
         self._spare = -1
         self._sending = threading.Lock()
-        self._answers: list[Message] = []  # that wait for the next one
-        self._answers_of = ""  # the stream they are of
+        self._answers: list[Message] = []  # held back, to be sent with the next one
+        self._answers_of = ""  # their stream
 
     def run(self) -> None:
         self._grow(self._threads, 0)
@@ -104,15 +105,16 @@ class _Process:
                     self._maker.learn(order)
                     self._orders.put((order, time.perf_counter()))
 
-    def _grow(self, hands: int, spare: int) -> None:
-        if (hands, spare) == (self._hands, self._spare):
+    def _grow(self, workers: int, spare: int) -> None:
+        """Start threads up to `workers`, and tell the coordinator how many orders to send."""
+        if (workers, spare) == (self._active_workers, self._spare):
             return
-        while self._hands < hands:
-            self._hands += 1
-            threading.Thread(target=self._work, name=f"flatout-producer {self._hands}", daemon=True).start()
+        while self._active_workers < workers:
+            self._active_workers += 1
+            threading.Thread(target=self._work, name=f"flatout-producer {self._active_workers}", daemon=True).start()
         self._spare = spare
         with self._sending:
-            self._wire.send(Joined(slots=hands + 1, spare=spare))  # one more than hands: nobody waits for the next
+            self._wire.send(Joined(slots=workers + 1, spare=spare))  # one more than threads: none waits for an order
 
     def _work(self) -> None:
         free = 0.0
@@ -127,20 +129,20 @@ class _Process:
                 waits_for_data = not isinstance(preparer, Failed) and preparer.in_flight > 1
                 small = not waits_for_data and isinstance(answer, Done) and answer.seconds < self._small_seconds()
                 self._answer(answer, small)
-                if not isinstance(preparer, Failed):  # data that is waited for: more orders at once
-                    hands = max(self._hands, self._threads + preparer.in_flight - 1)
-                    self._grow(hands, _TOGETHER - 1 if small else 0)
+                if not isinstance(preparer, Failed):
+                    workers = max(self._active_workers, self._threads + preparer.in_flight - 1)
+                    self._grow(workers, _ANSWERS_PER_SEND - 1 if small else 0)
 
     def _small_seconds(self) -> float:
-        """Not to and fro with batches that take about as long."""
+        """Higher once batches count as small: else batches of about that time would switch with each one."""
         return 2 * SMALL_BATCH_SECONDS if self._spare > 0 else SMALL_BATCH_SECONDS
 
     def _answer(self, answer: Message, small: bool) -> None:
-        """Batches that are made in no time are answered several at once, as long as there is another to make: every
-        letter wakes the coordinator, on a core that could make batches."""
+        """Answers of small batches are held back while there are further orders, and sent together: each message wakes
+        the coordinator, on a core that could make batches."""
         with self._sending:
             self._answers.append(answer)
-            waits = small and len(self._answers) < _TOGETHER and not self._orders.empty()
+            waits = small and len(self._answers) < _ANSWERS_PER_SEND and not self._orders.empty()
         if not waits:
             self._send_answers(self._answers_of)
 

@@ -1,4 +1,4 @@
-"""What is installed only where it is asked for."""
+"""Imports of packages that are installed only with an extra (flatout[service], [ray], [aws])."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from flatout.errors import ConfigError
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Around imports: what is missing is one line, with the command that installs it."""
+    """Around imports: a missing package is a ConfigError with the command that installs it."""
     try:
         yield
     except ImportError as error:

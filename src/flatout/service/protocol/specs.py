@@ -1,6 +1,6 @@
 """What determines a stream of batches, as plain values: enough to name it, and to make its batches elsewhere.
 
-This is the one place that knows that batches are made of images; everything else moves named arrays.
+This is the one place of the service that knows that batches are made of images: everything else moves named arrays.
 """
 
 import hashlib
@@ -33,53 +33,50 @@ from flatout.errors import ConfigError, DataError
 from flatout.service.protocol.stream_spec import StreamSpec
 
 _MIX_BYTES = 8 + 4 + 4 * 8  # of one sample: partner, share, box
-_META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for every sample's reason to be left out
+_META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for the reason why each sample was left out
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
-_SECONDS = 4  # of LoadStats; the rest of it are counts
+_SECONDS = 4  # the first fields of LoadStats are seconds, the others counts
 _NUMBERS = struct.Struct("<QQ")
+_PLAN_FIELDS = ("seed", "batch_size", "shuffle", "raw_shape", "rank", "world_size", "whole_batches", "min_batch")
+"""Of BatchPlan, and under the same names of StreamSpec."""
 _stream_bytes = lru_cache(maxsize=64)(bytes.fromhex)
 
 
 class Preparer(Protocol):
-    """Makes batches of one stream into buffers that it is given. Safe to use from several threads."""
+    """Makes batches of one stream into given buffers. Safe to use from several threads."""
 
     @property
     def in_flight(self) -> int:
-        """Orders worth having at once beyond the number of threads; more where time is spent waiting."""
+        """1, or more where time goes into waiting for data: a producer then starts `in_flight - 1` more threads."""
         ...
 
     def prepare(
         self, epoch: int, index: int, space: NDArray[np.uint8]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Arrays (those that are large, in `space`) and metadata."""
+        """Named arrays (large ones within `space`) and metadata that JSON can hold."""
         ...
 
 
 class AnotherDataset(DataError):
-    """The data behind a path is not what the job saw there."""
+    """Two processes see different data under the same path."""
 
 
-def describe(recipe: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
-    """The spec of a recipe's batches; a recipe beyond the limits of what services make is a ConfigError."""
+def describe(plan: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
+    """The spec of a plan's batches; a plan beyond the limits of what services make is a ConfigError."""
     data = {
         "path": config.path if "://" in config.path else os.path.abspath(config.path),
-        "classes": config.classes, "samples_per_class": config.samples_per_class, "holdout": config.holdout,
-        "cache": config.cache, "stage": config.stage, "layout": config.layout,
-    }  # fmt: skip
+        **{
+            name: getattr(config, name)
+            for name in ("classes", "samples_per_class", "holdout", "cache", "stage", "layout")
+        },
+    }
     values = {
         "data": data,
         "split": split,
-        "content": content_digest(recipe.split),
-        "view": recipe.view.digest(),
-        "view_values": asdict(recipe.view),
-        "seed": recipe.seed,
-        "batch_size": recipe.batch_size,
-        "shuffle": recipe.shuffle,
-        "raw_shape": recipe.raw_shape,
-        "rank": recipe.rank,
-        "world_size": recipe.world_size,
-        "whole_batches": recipe.whole_batches,
-        "min_batch": recipe.min_batch,
+        "content": content_digest(plan.split),
+        "view": plan.view.digest(),
+        "view_values": asdict(plan.view),
+        **{name: getattr(plan, name) for name in _PLAN_FIELDS},
     }
     try:
         return StreamSpec.model_validate(values)
@@ -92,19 +89,19 @@ def describe(recipe: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
 
 
 def content_digest(split: Split) -> str:
-    """Equal only where the bytes of all samples are proven the same: by what the file system or the object store says
-    of them, whoever looks and from wherever, or by the digests of a pack, which may then be a copy. Labels too."""
+    """Equal only where labels and bytes of all samples are proven the same: by what the file system or object store
+    says of the files (then every process must see the same ones), or by the digests in a pack (then a copy will do)."""
     return split.origin_digest()
 
 
 def stream_name(spec: StreamSpec) -> str:
-    """Digest of everything that determines the batches, and of nothing else: not of where the files are."""
+    """Digest of everything that determines the batches; where the files are is not part of it."""
     values = spec.model_dump(exclude={"data", "view_values", "split"})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def checked_view(spec: StreamSpec) -> View:
-    """The view, if it gives the pixels that the spec means: others must not go under their name."""
+    """The view; a DataError where it would give other pixels here than those that the spec's digest stands for."""
     view = View(**spec.view_values.model_dump())
     if view.digest() != spec.view:
         raise DataError(
@@ -114,35 +111,35 @@ def checked_view(spec: StreamSpec) -> View:
 
 
 def batch_key(stream: str, epoch: int, index: int) -> bytes:
-    """The name of one batch; fixed-width, so that no two can run into each other."""
+    """The key of one batch in a store: a digest of fields of fixed width, so that no two batches have the same."""
     return hashlib.sha256(_stream_bytes(stream) + _NUMBERS.pack(epoch, index)).digest()
 
 
-def batch_bytes(recipe: BatchPlan) -> int:
-    """Room for the largest batch of any epoch."""
-    largest = max(prod(recipe.shape(epoch)) for epoch in (0, *(first for first, _ in recipe.view.sizes)))
-    small = recipe.batch_size * (8 + 8 + _MIX_BYTES + 8 + DIGEST_BYTES)
-    return capacity_for(largest + small, 10, _META_BYTES + recipe.batch_size * _META_BYTES_PER_SAMPLE)
+def batch_bytes(plan: BatchPlan) -> int:
+    """Size of a buffer for the largest batch of any epoch."""
+    small = plan.batch_size * (8 + 8 + _MIX_BYTES + 8 + DIGEST_BYTES)
+    meta = _META_BYTES + plan.batch_size * _META_BYTES_PER_SAMPLE
+    return capacity_for(plan.largest_bytes() + small, 10, meta)
 
 
 @dataclass(frozen=True)
 class ImagePreparer:
-    """The pure function of a batch, with the stage and cache that a local loader would have."""
+    """`prepare` of a local loader, as a Preparer."""
 
-    recipe: BatchPlan
+    plan: BatchPlan
     cache: SampleCache | None
     in_flight: int
 
     def prepare(
         self, epoch: int, index: int, space: NDArray[np.uint8]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        shape = self.recipe.shape(epoch)
+        shape = self.plan.shape(epoch)
         images = space[: prod(shape)].reshape(shape)
-        return flatten(prepare(self.recipe, epoch, index, images, self.cache))
+        return flatten(prepare(self.plan, epoch, index, images, self.cache))
 
 
 def open_preparer(spec: StreamSpec) -> Preparer:
-    """Open the data that a spec names and make sure that it is the data, and the view, that the spec means."""
+    """Open the data that a spec names. Data with another digest is an AnotherDataset, another view a DataError."""
     view, data = checked_view(spec), spec.data
     dataset = open_dataset(SimpleNamespace(**data.model_dump()))  # type: ignore[arg-type]
     split = dataset.train if spec.split == "train" else dataset.val
@@ -152,19 +149,15 @@ def open_preparer(spec: StreamSpec) -> Preparer:
             "ones the job sees: the files differ or have changed; use the same data everywhere and start again"
         )
     split, _, _ = staged(split, data.stage)
-    recipe = BatchPlan(
-        split, view, spec.seed, spec.batch_size, spec.shuffle, spec.raw_shape, rank=spec.rank,
-        world_size=spec.world_size, whole_batches=spec.whole_batches, min_batch=spec.min_batch,
-    )  # fmt: skip
+    recipe = BatchPlan(split, view, **{name: getattr(spec, name) for name in _PLAN_FIELDS})
     cache = choose_cache(data.cache, recipe, "thread").store
     return ImagePreparer(recipe, cache, 4 if is_remote(split) else 1)
 
 
 def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """A batch of images as named arrays."""
-    arrays: dict[str, NDArray[Any]] = {
-        "images": prepared.images, "labels": prepared.labels, "sample_ids": prepared.sample_ids
-    }  # fmt: skip
+    """A batch of images as named arrays and metadata; `assemble` is the inverse."""
+    arrays: dict[str, NDArray[Any]] = {}
+    arrays |= {"images": prepared.images, "labels": prepared.labels, "sample_ids": prepared.sample_ids}
     if prepared.mix is not None:
         arrays |= {f"mix.{name}": value for name, value in vars(prepared.mix).items()}
     figures: list[float] = list(vars(prepared.stages).values())
@@ -180,7 +173,7 @@ def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
 
 
 def check_samples(prepared: Prepared, wanted: NDArray[np.int64]) -> None:
-    """A batch of other samples than this job's is a ValueError, whoever made it and whatever it is called."""
+    """Raise ValueError unless the batch holds the wanted samples, but for those it names as failures."""
     left_out = [each.sample_id for each in prepared.failures]
     expected = wanted[~np.isin(wanted, left_out)] if left_out else wanted
     if len(expected) + len(left_out) != len(wanted) or not np.array_equal(prepared.sample_ids, expected):
@@ -188,7 +181,7 @@ def check_samples(prepared: Prepared, wanted: NDArray[np.int64]) -> None:
 
 
 def check_contents(prepared: Prepared, split: Split, wanted: NDArray[np.int64]) -> None:
-    """A batch of other bytes than this job has read under the same names is a ValueError."""
+    """Raise ValueError if the batch was made of other bytes than this job has read under the same names."""
     if prepared.digested is not None:
         if not bool(np.isin(prepared.digested.ids, wanted).all()):
             raise ValueError("the batch has digests of samples that are not in it")
@@ -198,7 +191,7 @@ def check_contents(prepared: Prepared, split: Split, wanted: NDArray[np.int64]) 
 
 
 def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Prepared:
-    """The batch again; what is missing or of a wrong kind is a KeyError, TypeError or ValueError."""
+    """Inverse of `flatten`; what is missing or of a wrong type is a KeyError, TypeError or ValueError."""
     mix = None
     if "mix.partner" in arrays:
         mix = Mix(arrays["mix.partner"], arrays["mix.keep"], arrays["mix.box"])
@@ -219,15 +212,5 @@ def assemble(epoch: int, index: int, arrays: Mapping[str, NDArray[Any]], meta: M
         Work(worker, stage, start, length)
         for (worker, stage), start, length in zip(meta["work"], starts, lengths, strict=True)
     ]
-    return Prepared(
-        epoch,
-        index,
-        images,
-        labels,
-        sample_ids,
-        mix,
-        failures,
-        LoadStats(*seconds[:_SECONDS], *counts),
-        work,
-        digested,
-    )
+    stages = LoadStats(*seconds[:_SECONDS], *counts)
+    return Prepared(epoch, index, images, labels, sample_ids, mix, failures, stages, work, digested)

@@ -1,6 +1,6 @@
-"""What determines a stream of batches, as a message: every field typed and bounded, nothing beside them.
+"""What determines a stream of batches, as part of a message: every field typed and bounded, no others allowed.
 
-A service makes batches from what a job says here, so a job must not be able to say anything else.
+A service opens data and makes batches from these values, so they are all that a job can control.
 """
 
 from typing import Annotated, Literal
@@ -59,11 +59,11 @@ class ViewSpec(BaseModel):
 
 
 class StreamSpec(BaseModel):
-    """`content` and what follows determine the batches; `data` is where to find them."""
+    """`content` and the fields after it determine the batches; `data` and `split` say where the samples are."""
 
     model_config = STRICT
     kind: Literal["image-slices"] = "image-slices"
-    """A service that knows only whole batches (kind "images") refuses it."""
+    """An older service, which knows only whole batches (kind "images"), refuses it."""
     data: DataSpec
     split: Literal["train", "val"] = "train"
     content: Digest

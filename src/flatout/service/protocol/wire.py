@@ -1,4 +1,4 @@
-"""Messages over a stream socket, with a deadline on everything."""
+"""Messages over a stream socket, with deadlines."""
 
 import socket
 import time
@@ -8,11 +8,11 @@ from contextlib import suppress
 from flatout.errors import ServiceUnavailable
 from flatout.service.protocol.messages import FRAME, AnyMessage, Message, body_bytes, decode_body, encode
 
-_STALL_SECONDS = 10.0  # messages are small: only a peer that has stopped reading makes sending take that long
+_STALL_SECONDS = 10.0  # messages are small: sending takes this long only to a peer that does not read
 
 
 class Wire:
-    """One connection. Sending and receiving may be done by two threads, each of them by one only."""
+    """One connection. One thread may send while another receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -20,19 +20,19 @@ class Wire:
 
     def send(self, *messages: Message) -> None:
         try:
-            self._socket.settimeout(_STALL_SECONDS)  # as in _take without a deadline: two threads share this setting
+            self._socket.settimeout(_STALL_SECONDS)  # as in _take without a deadline: the setting is shared
             self._socket.sendall(b"".join([encode(each) for each in messages]))
         except OSError as error:
             raise ServiceUnavailable(f"the connection to the service of shared batches broke: {error}") from None
 
     def receive(self, deadline_seconds: float | None) -> AnyMessage:
-        """The next message; None waits until the connection ends."""
+        """The next message; with None as deadline, waits until the connection ends."""
         until = None if deadline_seconds is None else time.monotonic() + deadline_seconds
         count = body_bytes(bytes(self._take(FRAME.size, until)))
         return decode_body(bytes(self._take(count, until)))
 
     def receive_all(self) -> list[AnyMessage]:
-        """The next message, and those that came with it."""
+        """The next message, and those that have arrived with it; without a deadline."""
         messages = [self.receive(None)]
         while self._has_whole_message():
             messages.append(self.receive(None))
@@ -50,7 +50,7 @@ class Wire:
         self._socket.close()
 
     def end(self) -> None:
-        """From another thread: whoever is receiving hears that it is over, here and at the other end."""
+        """From any thread: receiving ends with an error, here and at the other end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

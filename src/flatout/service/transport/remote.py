@@ -1,7 +1,7 @@
 """The service beyond one machine: the same messages over gRPC, with a token. Needs the `service` extra.
 
-One method, bytes in and bytes out, with a deadline on every call. Each caller has a session, named in the metadata;
-a session that has been silent for a while is lost, like a broken connection.
+One method, bytes in and bytes out, with a deadline on every call. Each caller has a session, named in the metadata of
+its calls; one without calls for a while counts as lost, like a broken connection.
 """
 
 import os
@@ -34,25 +34,27 @@ from flatout.service.protocol.messages import (
     decode,
     encode,
 )
-from flatout.service.transport.server import Reception
+from flatout.service.transport.server import SessionRegistry
 from flatout.service.transport.stores import StoreAccess
 
 if TYPE_CHECKING:
-    from flatout.service.transport.daemon import Certificate
+    from flatout.service.transport.service import Certificate
 
 _TOKEN_VARIABLE = "FLATOUT_SHARED_TOKEN"  # noqa: S105 (its name)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _METHOD = "/flatout.SharedBatches/Say"
-_ANSWERED = (Register, Next, Claim)  # by the coordinator; everything else is acknowledged at once
-_SILENT_SECONDS = 300.0  # a long validation is no reason
+_ANSWERED = (Register, Next, Claim)  # the coordinator answers these; the others are acknowledged at once
+_SILENT_SECONDS = 300.0  # a job may validate for minutes between two calls
 _OPTIONS = [("grpc.max_receive_message_length", 2 * MOST_BYTES), ("grpc.max_send_message_length", 2 * MOST_BYTES)]
 
 
-class _Session:
+class _GrpcSession:
+    """Answers of the coordinator wait here for the call that fetches them."""
+
     def __init__(self, who: str) -> None:
         self.who = who
         self.answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.heard_at = time.monotonic()
+        self.called_at = time.monotonic()
         self.busy = threading.Lock()
 
     def answer(self, *messages: Message) -> None:
@@ -61,19 +63,15 @@ class _Session:
 
 
 class GrpcServer:
-    """Brings gRPC calls to the reception."""
+    """Passes gRPC calls to the session registry; port 0 of `address` takes a free one, then in `port`."""
 
     def __init__(
-        self, reception: Reception, address: str, tls: "Certificate | None" = None, most_calls: int = 256
+        self, sessions: SessionRegistry, address: str, tls: "Certificate | None" = None, most_calls: int = 256
     ) -> None:
-        check_encrypted(
-            address,
-            tls is not None,
-            f"cannot listen on {address}",
-            "give --tls-cert and --tls-key, or listen on 127.0.0.1",
-        )
-        self._reception = reception
-        self._sessions: dict[str, _Session] = {}
+        remedy = "give --tls-cert and --tls-key, or listen on 127.0.0.1"
+        check_encrypted(address, tls is not None, f"cannot listen on {address}", remedy)
+        self._registry = sessions
+        self._sessions: dict[str, _GrpcSession] = {}
         self._server = grpc.server(ThreadPoolExecutor(most_calls, "flatout-grpc"), options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handler(self),))
         try:
@@ -100,10 +98,10 @@ class GrpcServer:
         self._server.stop(grace=None).wait(5)
 
     def drop_silent(self) -> None:
-        """Called a few times a second: a job that is cut off or dead says nothing."""
+        """Called several times a second: there is no connection whose end would show that a job is gone."""
         now = time.monotonic()
         for name, session in list(self._sessions.items()):
-            if now - session.heard_at > _SILENT_SECONDS:
+            if now - session.called_at > _SILENT_SECONDS:
                 self._end(name, "it was silent for too long")
 
     def say(self, request: bytes, context: Any) -> bytes:
@@ -114,34 +112,34 @@ class GrpcServer:
             answer = (
                 self._greet(name, message)
                 if isinstance(message, Hello)
-                else self._hear(name, session, message, context)
+                else self._receive(name, session, message, context)
             )
         except ServiceUnavailable as error:
             answer = Refused(reason=str(error)[:2000])
         return encode(answer)
 
     def _greet(self, name: str, message: Hello) -> Message:
-        who, answer = self._reception.greet(message)
+        who, answer = self._registry.greet(message)
         if who and len(name) >= 32:
-            session = self._sessions[name] = _Session(who)
-            self._reception.coordinator.attach(who, session.answer)
-            self._reception.came(who)
+            session = self._sessions[name] = _GrpcSession(who)
+            self._registry.coordinator.attach(who, session.answer)
+            self._registry.add(who)
         return answer
 
-    def _hear(self, name: str, session: _Session | None, message: AnyMessage, context: Any) -> Message:
+    def _receive(self, name: str, session: _GrpcSession | None, message: AnyMessage, context: Any) -> Message:
         if session is None:
             return Refused(reason="this session is over or never was; say hello first")
-        session.heard_at = time.monotonic()
+        session.called_at = time.monotonic()
         with session.busy:
-            ready = self._reception.hear(session.who, message)
-            if ready is None and isinstance(message, _ANSWERED):
-                ready = self._answer(session, context)
-            session.heard_at = time.monotonic()
+            answer = self._registry.receive(session.who, message)
+            if answer is None and isinstance(message, _ANSWERED):
+                answer = self._answer(session, context)
+            session.called_at = time.monotonic()
         if isinstance(message, Leave):
             self._end(name, "")
-        return ready or Status(values={})
+        return answer or Status(values={})
 
-    def _answer(self, session: _Session, context: Any) -> Message:
+    def _answer(self, session: _GrpcSession, context: Any) -> Message:
         try:
             return session.answers.get(timeout=max(0.1, min(context.time_remaining() or 60.0, 120.0)))
         except queue.Empty:
@@ -150,7 +148,7 @@ class GrpcServer:
     def _end(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
         if session is not None:
-            self._reception.went(session.who, reason, left=not reason)
+            self._registry.remove(session.who, reason, left=not reason)
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -161,16 +159,14 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(self._server.say) if details.method == _METHOD else None
 
 
-class GrpcLine:
-    """A conversation over gRPC. Opened by the process that uses it: a channel does not survive a fork."""
+class GrpcConnection:
+    """A `ServiceConnection` over gRPC. Opened by the process that uses it: a channel does not survive a fork."""
 
     def __init__(
         self, address: str, token: str, role: str, name: str, deadline_seconds: float, tls_ca: Path | None = None
     ) -> None:
-        check_encrypted(
-            address, tls_ca is not None, f"data.shared is grpc://{address}",
-            "set data.shared_tls_ca to the file of the authority that signed its certificate",
-        )  # fmt: skip
+        remedy = "set data.shared_tls_ca to the file of the authority that signed its certificate"
+        check_encrypted(address, tls_ca is not None, f"data.shared is grpc://{address}", remedy)
         if tls_ca is None:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:
@@ -196,11 +192,11 @@ class GrpcLine:
         self.ask(message, 10.0)
 
     def begin(self, message: Message, deadline_seconds: float) -> Callable[[], AnyMessage]:
-        coming = self._call.future(encode(message), timeout=deadline_seconds, metadata=self._metadata)
+        pending = self._call.future(encode(message), timeout=deadline_seconds, metadata=self._metadata)
 
         def answer() -> AnyMessage:
             try:
-                return decode(coming.result())
+                return decode(pending.result())
             except grpc.RpcError as error:
                 code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
                 why = (error.details() or "")[-200:] if isinstance(error, grpc.Call) else ""
@@ -216,8 +212,10 @@ class GrpcLine:
 
 
 def check_encrypted(address: str, is_encrypted: bool, what: str, remedy: str) -> None:
-    """The token, and with it whatever it protects, crosses a network only encrypted. HOST:PORT and nothing else: gRPC
-    knows other forms of address, and would look a name up wherever such a form says."""
+    """Refuse an address that would send the token over a network in clear.
+
+    Only HOST:PORT is taken: gRPC knows other forms of address, which name the resolver to ask.
+    """
     found = _ADDRESS.fullmatch(address)
     if found is None:
         raise ConfigError(f"{what}, which is not HOST:PORT")

@@ -1,4 +1,4 @@
-"""The data that a service opens for others: only what lies under roots that its owner has allowed."""
+"""Which data a service opens for others: only what is under roots that its owner has allowed."""
 
 import os
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from flatout.storage.client import parse_address
 
 @dataclass(frozen=True)
 class DataRoots:
-    """Roots as `located` gives them."""
+    """Folders and prefixes of object stores, as `located` gives them."""
 
     roots: tuple[tuple[str, ...], ...]
 
     def resolved(self, path: str) -> str | None:
-        """What to open instead of `path`: itself without links and `..`; None where no root holds it."""
+        """The path to open: `path` without links and `..`; None where no root holds it."""
         try:
             place = located(path)
         except DataError:
@@ -27,6 +27,7 @@ class DataRoots:
 
 
 def allowed_roots(paths: Sequence[str]) -> DataRoots:
+    """From the values of --data; one that cannot be a root is a ConfigError."""
     try:
         return DataRoots(tuple(located(path) for path in paths))
     except DataError as error:
@@ -36,8 +37,8 @@ def allowed_roots(paths: Sequence[str]) -> DataRoots:
 def located(path: str) -> tuple[str, ...]:
     """The parts of a place, such that one is under another exactly if it begins with the other's parts.
 
-    As `open_store` reads addresses: a path or file:// is local, and links in it are followed now; of s3://, gs:// and
-    az:// the prefix is taken literally, so one that needs to be read in any other way is refused.
+    Addresses are read as `open_store` reads them: a path or file:// is local, and links in it are followed now. The
+    prefix of s3://, gs:// and az:// is taken literally, so one with empty parts, `.` or `..` is refused.
     """
     scheme, separator, _ = path.partition("://")
     if not separator or scheme == "file":

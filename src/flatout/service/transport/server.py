@@ -1,4 +1,4 @@
-"""Connections to the coordinator: the same conversation, whatever they come over."""
+"""Sessions of jobs and viewers: who is admitted and what they may say; and the unix socket they come over."""
 
 import hmac
 import itertools
@@ -35,8 +35,12 @@ _HELLO_SECONDS = 10.0
 _FROM_JOBS = (Register, Next, Claim, Done, Failed, Spoilt, Leave)
 
 
-class Reception:
-    """Knows the token, what may be opened, and who is here. Transports bring it connections and what is said there."""
+class SessionRegistry:
+    """Admits sessions by token, checks what they register, and passes their messages to the coordinator.
+
+    Called by the transports (UnixServer, GrpcServer), each session from one thread at a time. `who` is the name that
+    `greet` has given to a session.
+    """
 
     def __init__(
         self, coordinator: Coordinator, token: str, roots: DataRoots | None = None, store_password: str | None = None
@@ -44,16 +48,16 @@ class Reception:
         self.coordinator = coordinator
         self.changed = threading.Condition()
         self.jobs: set[str] = set()
-        self.joined = 0  # jobs that ever came
-        self.lost_at: float | None = None  # when the last one to go went without a word: it may come back
+        self.joined = 0  # jobs since the start
+        self.lost_at: float | None = None  # when the last job to go was lost: it may come back; None if it left
         self.stop_asked = False
         self._token = token
-        self._roots = roots  # None: whoever comes may open what this user may
+        self._roots = roots  # None: every session may open what this user may
         self._store_password = store_password
         self._numbers = itertools.count(1)
 
     def greet(self, message: AnyMessage) -> tuple[str, Message]:
-        """A name for whoever says hello, and the answer; an empty name is a refusal."""
+        """A name for the new session, and the answer; an empty name is a refusal."""
         if not isinstance(message, Hello):
             return "", Refused(reason="say hello first")
         if not hmac.compare_digest(message.token.encode(), self._token.encode()):
@@ -61,22 +65,23 @@ class Reception:
         who = f"{message.role}:{message.name}#{next(self._numbers)}"
         return who, Welcome(store=self.coordinator.store.address, store_password=self._store_password)
 
-    def came(self, who: str) -> None:
+    def add(self, who: str) -> None:
         if who.startswith("job:"):
             with self.changed:
                 self.jobs.add(who)
                 self.joined += 1
                 self.changed.notify_all()
 
-    def went(self, who: str, reason: str, left: bool) -> None:
+    def remove(self, who: str, reason: str, left: bool) -> None:
+        """`left`: it said Leave; else its connection was lost, for `reason`."""
         self.coordinator.detach(who, reason)
         with self.changed:
             self.jobs.discard(who)
             self.lost_at = None if left else time.monotonic()
             self.changed.notify_all()
 
-    def hear(self, who: str, message: AnyMessage) -> Message | None:
-        """An answer that is ready at once; others are sent by the coordinator."""
+    def receive(self, who: str, message: AnyMessage) -> Message | None:
+        """The answer, if it is known at once; None where the coordinator will send one, or none is due."""
         if isinstance(message, Ask):
             return self._look(message)
         if who.startswith("job:") and isinstance(message, _FROM_JOBS):
@@ -88,7 +93,7 @@ class Reception:
         return Refused(reason=f"a {type(message).__name__} is not for you to say")
 
     def _admitted(self, message: Register) -> Message:
-        """A stream under the name that its spec has, of data that may be opened, by a path that is what it seems."""
+        """The message with its path resolved; Refused if the name is not the spec's or the data is not allowed."""
         if stream_name(message.spec) != message.stream:
             return Refused(
                 reason="the stream's name is not that of its spec; use the same version of flatout everywhere"
@@ -116,21 +121,21 @@ class Reception:
         return Status(values=self.coordinator.status())
 
     def stop(self) -> None:
-        """Also from a signal handler: whoever waits looks at this a few times a second."""
+        """Also from a signal handler, so without the lock: Service.run looks at it several times a second."""
         self.stop_asked = True
 
 
 class UnixServer:
-    """Listens on a socket in a private folder; a thread for each connection."""
+    """Listens on a socket in a private folder, with a thread for each connection."""
 
-    def __init__(self, reception: Reception, path: Path) -> None:
-        self._reception = reception
+    def __init__(self, sessions: SessionRegistry, path: Path) -> None:
+        self._sessions = sessions
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX)
         self._wires: set[Wire] = set()
 
     def start(self) -> None:
-        self._path.unlink(missing_ok=True)  # of an owner that is dead: ours is the lock
+        self._path.unlink(missing_ok=True)  # of a service that was killed: this one holds the lock
         self._socket.bind(os.fspath(self._path))
         self._path.chmod(0o600)
         self._socket.listen(64)
@@ -149,7 +154,7 @@ class UnixServer:
                 threading.Thread(target=self._converse, args=(Wire(connection),), daemon=True).start()
 
     def _converse(self, wire: Wire) -> None:
-        reception, who, reason, left = self._reception, "", "", False
+        sessions, who, reason, left = self._sessions, "", "", False
         sending = threading.Lock()
         self._wires.add(wire)
 
@@ -158,14 +163,14 @@ class UnixServer:
                 wire.send(*messages)
 
         try:
-            who, answer = reception.greet(wire.receive(_HELLO_SECONDS))
+            who, answer = sessions.greet(wire.receive(_HELLO_SECONDS))
             if who:
-                reception.coordinator.attach(who, send)
-                reception.came(who)
+                sessions.coordinator.attach(who, send)
+                sessions.add(who)
             send(answer)
             while who:
                 message = wire.receive(None)
-                ready = reception.hear(who, message)
+                ready = sessions.receive(who, message)
                 if ready is not None:
                     send(ready)
                 if left := isinstance(message, Leave):
@@ -176,4 +181,4 @@ class UnixServer:
             self._wires.discard(wire)
             wire.close()
             if who:
-                reception.went(who, reason, left or not who.startswith("job:"))
+                sessions.remove(who, reason, left or not who.startswith("job:"))

@@ -1,4 +1,4 @@
-"""From what a service says of its store to the store."""
+"""Opens the store that a service names."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +9,12 @@ from flatout.cache.shared_memory import MappedStore
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """Where batches lie, and what it takes to read and write them there."""
+    """Where batches are kept, and the secrets to read and write them."""
 
     address: str
     """A folder of mapped files, or the address of a Redis, without its password."""
     token: str = field(repr=False)
-    """Of the service: from it come the keys that seal what lies in a Redis."""
+    """Of the service; the keys that seal batches in a Redis are derived from it."""
     password: str | None = field(default=None, repr=False)
     tls_ca: Path | None = None
 
