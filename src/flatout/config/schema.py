@@ -50,17 +50,27 @@ class Config(Section):
     threads: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Compute threads on a CPU; auto is every core this process may use, and 1 beside a CUDA device."""
     emulated: EmulatedConfig = EmulatedConfig()
+    """How long a step of device: emulated takes."""
     data: DataConfig = DataConfig()
+    """Where the samples are, what a batch is, and who prepares it."""
     views: dict[str, ViewConfig] = Field({})
     """More views by name."""
     model: ModelConfig = ModelConfig()
+    """What is trained."""
     train: TrainConfig = TrainConfig()
+    """Optimizer, schedule, arithmetic, memory, seed."""
     validate_: ValidateConfig = Field(ValidateConfig(), alias="validate")
+    """When and how the validation split is measured."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are written, and which are kept."""
     stop: StopConfig = StopConfig()
+    """What ends a run before its last epoch."""
     parallel: ParallelConfig = ParallelConfig()
+    """Several devices and machines."""
     cost: CostConfig = CostConfig()
+    """What the run is paid for."""
     monitor: MonitorConfig = MonitorConfig()
+    """What is recorded of the machine."""
     trackers: tuple[Annotated[str, named("trackers", "tensorboard", "wandb", "mlflow")], ...] = ()
     """Where to send records besides the run directory: these need the extra `trackers`; or one of your own."""
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,14 @@ from flatout.engine.sharded_tensors import norms_of_whole, part, shard_like
 from flatout.errors import ConfigError
 
 _BETA1 = 0.9
+
+
+class OptimizerFactory(Protocol):
+    """Entry points of flatout.optimizers: not read yet; `optimizer_for` builds what train.optimizer names."""
+
+    def __call__(self, groups: list[dict[str, Any]], train: TrainConfig) -> "EagerOptimizer":
+        """`groups` are those of `parameter_groups`; its state must be there before the first step (EagerOptimizer)."""
+        ...
 
 
 def optimizer_for(model: nn.Module, train: TrainConfig) -> "EagerOptimizer":

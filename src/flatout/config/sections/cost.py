@@ -59,5 +59,8 @@ class CostConfig(Section):
     cache: Annotated[CacheCostConfig, BeforeValidator(none_is_empty)] = CacheCostConfig()
     """What holds shared batches; without instance and usd_per_hour there are no machines."""
     functions: FunctionCostConfig = FunctionCostConfig()
+    """Functions that prepare shared batches."""
     store: StoreCostConfig = StoreCostConfig()
+    """The object store that the data is in."""
     disk: DiskCostConfig = DiskCostConfig()
+    """Rented disks of the training machines."""

@@ -71,3 +71,4 @@ class DataConfig(Section):
     max_tokens: int = Field(128, ge=1, le=1000)
     """Translation: sentence pairs with more tokens on one side are left out."""
     vocabulary: VocabularyConfig = VocabularyConfig()
+    """Translation: the pieces that words are cut into, learned from the training text."""

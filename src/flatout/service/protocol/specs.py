@@ -57,6 +57,9 @@ class Preparer(Protocol):
         ...
 
 
+_DATA_KEYS = ("classes", "samples_per_class", "holdout", "cache", "stage", "layout")  # beside the path
+
+
 class AnotherDataset(DataError):
     """Two processes see different data under the same path."""
 

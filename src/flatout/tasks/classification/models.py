@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
@@ -31,13 +32,13 @@ def build_model(
     """
     _check_numbers(classes, stem, width)
     source, colon, external_name = name.partition(":")
-    meant = source not in _SOURCES and "." not in source and _suggestion(source, _SOURCES)
-    users = source not in _SOURCES and not meant and name not in DEPTHS and plugins.is_user_code("models", name)
+    users = source not in _SOURCES and _is_users(name)
     if not colon and not users:
         return _build_own(name, classes, cast(Stem, stem), width, checkpointing)
     if source not in _SOURCES and not users:
         raise ConfigError(
-            f"model.name is {name!r} but models come from 'timm:' or 'torchvision:'{_suggestion(source, _SOURCES)}"
+            f"model.name is {name!r} but models come from 'timm:' or 'torchvision:'{_suggestion(source, _SOURCES)}; "
+            f"your own are module:Name or ./file.py:Name, and no module {source!r} is installed"
         )
     if stem != "standard" or width != 1.0:
         raise ConfigError(
@@ -48,6 +49,14 @@ def build_model(
         return _build_users(name, classes, checkpointing, options or {})
     build = _build_timm if source == "timm" else _build_torchvision
     return build(external_name, classes, checkpointing)
+
+
+def _is_users(name: str) -> bool:
+    """Whether the name is that of user code; one that only looks like it, as `tim:resnet18` does, is not."""
+    module, colon, _ = name.partition(":")
+    if name in DEPTHS or not plugins.is_user_code("models", name):
+        return False
+    return not colon or "." in module or importlib.util.find_spec(module) is not None
 
 
 def _check_numbers(classes: int, stem: str, width: float) -> None:
