@@ -17,6 +17,8 @@ from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.pixels.decode import decoder_name
+from flatout.decisions.choice import is_open
+from flatout.decisions.loading import choose_workers
 from flatout.engine.devices import choose_device
 from flatout.engine.parallel.place import find_place
 from flatout.errors import FlatoutError
@@ -96,7 +98,7 @@ def _device(config: Config) -> Line:
             return Line("device", "warning", text, "another process uses it: nvidia-smi shows which")
         return Line("device", "ok", text)
     text = f"{device.name}, torch {torch.__version__}, decoder {decoder_name()}"
-    if config.device == "auto" and device.kind == "cpu" and Path("/dev/nvidia0").exists():
+    if is_open(config.device) and device.kind == "cpu" and Path("/dev/nvidia0").exists():
         return Line("device", "problem", f"{text}, but there is a GPU that torch cannot use",
                     "install a CUDA build of torch that fits the driver")  # fmt: skip
     return Line("device", "ok", text)
@@ -106,8 +108,8 @@ def _cores(config: Config) -> Line:
     usable, total = usable_cores(), os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     text = f"{usable} of {total} usable, load {load:.1f}"
-    workers = config.data.workers
-    if isinstance(workers, int) and workers > 2 * usable:
+    workers = choose_workers(config.data.workers, usable, choose_device(config.device).kind).value
+    if workers > 2 * usable:
         return Line("cores", "warning", f"{text}; data.workers is {workers}", f"set data.workers to at most {usable}")
     if load > 1.5 * usable:
         return Line("cores", "warning", text, "something else is busy here: end it, or timings will be off")

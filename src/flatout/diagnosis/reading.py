@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
-from flatout.diagnosis.cache_choice import CacheChoice
+from flatout.decisions.batches import BatchChoice
+from flatout.decisions.document import most_of, read_decisions
+from flatout.decisions.older_runs import assume
 from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
 from flatout.errors import UserError
 from flatout.runs import Run
@@ -17,7 +19,6 @@ from flatout.runs.directory import read_json, read_table
 from flatout.untrusted import number as _number
 from flatout.untrusted import read_json_lines
 
-_FETCHERS = 4  # of data/loading/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
 _LOADS = ("fetch", "decode", "augment", "collate")
 
@@ -44,7 +45,6 @@ def read_signals(run: Run) -> Signals:
         dataset_bytes=data.get("dataset_bytes"),
         cache_hits=data.get("cache_hits"),
         cache_misses=data.get("cache_misses"),
-        cache_choice=CacheChoice.from_dict(read_json(run.directory / "resolved.json").get("cache")),
         samples_loaded=_samples_loaded(summary, steps, epochs),
         validations=sum(epoch.val_loss is not None for epoch in epochs),
         checkpoints=_span_count(run.directory, "checkpoint"),
@@ -60,73 +60,58 @@ def read_signals(run: Run) -> Signals:
         system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
         memory_total_bytes=run.environment.get("memory_bytes"),
         ranks=_ranks(run),
-        **{
-            **_from_config(config, run.environment, seen_workers, summary.get("world_size") or 1),
-            **_token_batches(config, steps),
-        },
+        **_settings(run, seen_workers, steps),
         **lanes,
     )
 
 
-def _token_batches(config: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
-    """Of a run whose batches are cut by tokens: the size of a batch is what it had on average."""
-    if config.get("task") != "translation" or not steps:
-        return {}
-    mean = sum(step.samples for step in steps) / len(steps)
-    return {"batch_tokens": _section(config, "data").get("batch_tokens"), "batch_size": max(1, round(mean))}
+def _batch_sizes(batch: BatchChoice, steps: Sequence[Step]) -> dict[str, Any]:
+    """Of one rank. Where batches are cut by tokens, the number of samples is what they had on average."""
+    if batch.unit == "samples":
+        return {"batch_size": max(1, round(batch.per_rank))}
+    mean = sum(step.samples for step in steps) / len(steps) if steps else 1
+    return {"batch_tokens": round(batch.per_rank) if steps else None, "batch_size": max(1, round(mean))}
 
 
-def _from_config(
-    config: Mapping[str, Any], environment: Mapping[str, Any], seen_workers: int, world_size: int
-) -> dict[str, Any]:
+def _settings(run: Run, seen_workers: int, steps: Sequence[Step]) -> dict[str, Any]:
+    """What was decided for the run, by its resolved.json or, of an older run, by the same rules; and its recipe."""
+    config, environment = run.config, run.environment
     data, train = _section(config, "data"), _section(config, "train")
     device = _section(environment, "device").get("kind") or config.get("device") or "cpu"
     cores = _section(environment, "cpu").get("cores_usable") or 1
-    workers = seen_workers or workers_of(data.get("workers"), device, cores)
-    workers = data["workers"] if isinstance(data.get("workers"), int) else workers
-    remote = "://" in str(data.get("path") or "")
-    kind = str(data.get("worker_kind") or "auto")
-    fetchers = _FETCHERS if remote and workers and kind != "process" else 0
-    prefetch = data.get("prefetch")
+    document, world_size = read_json(run.directory / "resolved.json"), run.summary.get("world_size") or 1
+    decided = read_decisions(document, assume(config, device, cores, world_size, seen_workers))
+    loading = decided.data
     emulated = _section(config, "emulated") if device == "emulated" else {}
-    threads = config.get("threads")
-    whole = data.get("global_batch")
-    batch = data.get("batch_size") or 1 if whole is None else max(1, round(whole / world_size))
     return {
         "device_kind": device,
         "cores": cores,
-        "threads": threads if isinstance(threads, int) else cores,
-        "batch_size": batch,
+        "threads": decided.threads.value,
+        **_batch_sizes(decided.batch, steps),
         "global_batch": data.get("global_batch"),
         "epochs_planned": train.get("epochs") or 1,
         "steps_planned": train.get("max_steps"),
-        "workers": workers,
-        "worker_kind": "process" if kind == "process" else "thread",
-        "fetchers": fetchers,
-        "prefetch": prefetch if isinstance(prefetch, int) else max(1, 2 * workers + fetchers),
-        "remote": remote,
-        "staged": remote and data.get("stage") != "off" and kind != "process",
+        "workers": most_of("data.workers", document, decided),
+        "worker_kind": "process" if loading.worker_kind.value == "process" else "thread",
+        "fetchers": loading.fetchers.value,
+        "prefetch": max(1, most_of("data.prefetch", document, decided)),
+        "remote": loading.remote.value,
+        "staged": loading.stage.value != "off",
         "cache": data.get("cache") or "off",
+        "cache_choice": loading.cache,
         "python_augment": _colours_in_python(config),
         "emulated_base_seconds": emulated.get("base_seconds"),
         "emulated_seconds_per_sample": emulated.get("seconds_per_sample"),
-        "precision": train.get("precision") or "fp32",
+        "precision": decided.train.precision.value,
         "channels_last": bool(train.get("channels_last")),
         "compiled": bool(train.get("compile")),
         "checkpointing": bool(train.get("checkpointing")),
         "accumulate": train.get("accumulate") or 1,
-        "log_every": train["log_every"] if isinstance(train.get("log_every"), int) else 1 if device == "cpu" else 10,
+        "log_every": decided.train.log_every.value,
         "validate_every": _section(config, "validate").get("every_epochs") or 1,
         "checkpoint_every_steps": _section(config, "checkpoint").get("every_steps"),
         "spot": bool(_section(config, "cost").get("spot")),
     }
-
-
-def workers_of(wanted: Any, device: str, cores: int) -> int:
-    """As data/loading/loader.py chooses them where files are not slow."""
-    if isinstance(wanted, int):
-        return wanted
-    return 1 if device == "cpu" else max(1, min(cores, 16))
 
 
 def _colours_in_python(config: Mapping[str, Any]) -> bool:

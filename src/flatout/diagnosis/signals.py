@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from flatout.diagnosis.cache_choice import CacheChoice
+from flatout.decisions.caching import CacheChoice
 
 WARM_UP_STEPS = 2
 """The first steps of a run import, allocate and tune; they are startup, whatever their name."""
@@ -220,7 +220,7 @@ class Signals:
     @property
     def fills_cache(self) -> bool:
         """The first epoch keeps what later ones find: its samples cost something else."""
-        return self.cache_choice is not None and self.cache_choice.tier != "off"
+        return self.cache_choice is not None and self.cache_choice.value != "off"
 
     @property
     def cache_is_worth_a_try(self) -> bool:

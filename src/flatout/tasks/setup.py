@@ -14,6 +14,9 @@ from flatout.data.source.dataset import open_dataset
 from flatout.data.source.layouts import KNOWN_LAYOUTS
 from flatout.data.text.batches import TextBatchPlan, TextSource
 from flatout.data.text.parallel_text import VOCABULARY_FILE, open_parallel_text
+from flatout.decisions import Choice
+from flatout.decisions.batches import choose_batch
+from flatout.decisions.loading import choose_text_workers, decide_text
 from flatout.errors import DataError
 from flatout.tasks.classification.emulated import EmulatedClassification
 from flatout.tasks.classification.task import TOP5_CLASSES, Classification
@@ -48,16 +51,16 @@ def open_task(config: Config, run_folder: Path | None = None, rank: int = 0, wor
     return _text(config, run_folder, rank, world_size)
 
 
-def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyPlan) -> int:
+def workers_for_task(config: DataConfig, device_kind: str, recipe: AnyPlan) -> Choice[int]:
     if isinstance(recipe, BatchPlan):
         return choose_workers(config.workers, device_kind, recipe)
-    return 1 if config.workers == "auto" else config.workers  # padding takes no time; one thread hides even that
+    return choose_text_workers(config.workers)
 
 
 def open_source(
     recipe: AnyPlan,
     config: DataConfig,
-    workers: int,
+    workers: int | Choice[int],
     look_ahead: bool = True,
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
@@ -66,9 +69,17 @@ def open_source(
 ) -> BatchSource:
     if isinstance(recipe, BatchPlan):
         return open_loader(recipe, config, workers, look_ahead, device_kind, recorder, memory_taken, epochs)
-    prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
-    memory = memory_for(device_kind)
-    return TextSource(recipe, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder, memory)
+    decided, memory = decide_text(config, workers), memory_for(device_kind)
+    source = TextSource(
+        recipe,
+        decided.prefetch.value,
+        config.batch_deadline_seconds,
+        config.max_quarantine_share,
+        recorder,
+        memory,
+    )
+    source.decided = decided
+    return source
 
 
 def _images(config: Config, rank: int, world_size: int) -> TaskSetup:
@@ -81,8 +92,8 @@ def _images(config: Config, rank: int, world_size: int) -> TaskSetup:
         )
     if config.checkpoint.metric == "top5" and classes < TOP5_CLASSES:
         raise DataError(f"checkpoint.metric is top5, which says nothing of {classes} classes; use top1 or val_loss")
-    key = "batch_size" if config.data.global_batch is None else "global_batch"
-    global_batch = config.data.global_batch or config.data.batch_size * world_size
+    batch = choose_batch(config, world_size)
+    key, global_batch = batch.key, batch.value
     if global_batch > samples:
         on_ranks = f" on each of {world_size} ranks" if key == "batch_size" and world_size > 1 else ""
         raise DataError(
@@ -103,9 +114,9 @@ def _images(config: Config, rank: int, world_size: int) -> TaskSetup:
 
 
 def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
-    text, budget = open_parallel_text(config.data, run_folder), config.data.batch_tokens
-    recipe = TextBatchPlan(text.train, config.train.seed, budget * world_size, rank=rank, world_size=world_size)
-    val_recipe = TextBatchPlan(text.val, 0, budget, False, rank, world_size, whole_batches=True)
+    text, batch = open_parallel_text(config.data, run_folder), choose_batch(config, world_size)
+    recipe = TextBatchPlan(text.train, config.train.seed, batch.value, rank=rank, world_size=world_size)
+    val_recipe = TextBatchPlan(text.val, 0, config.data.batch_tokens, False, rank, world_size, whole_batches=True)
     for split in (text.train, text.val):
         if not len(split.usable):
             raise DataError(f"no line of {split.files} can be used; the first: {split.failures[0].reason}")
@@ -115,5 +126,5 @@ def _text(config: Config, run_folder: Path | None, rank: int, world_size: int) -
         f"from {' to '.join(text.languages)}, {len(text.vocabulary):,} word pieces"
     )
     files = {VOCABULARY_FILE: text.vocabulary.text}
-    tokens, pieces = budget * world_size, len(text.vocabulary)
-    return TaskSetup(text, task, recipe, val_recipe, what, tokens, pieces, "batch_tokens", files, task.notes)
+    pieces = len(text.vocabulary)
+    return TaskSetup(text, task, recipe, val_recipe, what, batch.value, pieces, batch.key, files, task.notes)

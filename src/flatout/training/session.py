@@ -16,16 +16,19 @@ from flatout.config.schema import Config, StopConfig
 from flatout.cost import hourly_rate_usd, load_catalogue, spend_rates
 from flatout.data.batch import AnyDataset, BatchSource, LoadStats
 from flatout.data.loading.loader import Loader
+from flatout.decisions import Choice
+from flatout.decisions import compute as decisions
+from flatout.decisions.compute import choose_threads, precision_is_open
 from flatout.diagnosis.live import LiveHint
 from flatout.engine import checkpoint
-from flatout.engine.cuda_defaults import choose_precision, prepare_cuda, say_arithmetic, with_precision
+from flatout.engine.cuda_defaults import prepare_cuda, say_arithmetic, with_precision
 from flatout.engine.device_clock import clock_for
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
 from flatout.engine.learner import Learner, build_learner, load_weights, state_digest
 from flatout.engine.loop import Job, Progress, StepRecord, UsedBatch, finite_tensors, nothing_left, train
 from flatout.engine.optimizers import describe_optimizer
 from flatout.engine.parallel import SingleProcess
-from flatout.engine.parallel.joining import devices_per_node, joined, needs_launch, own_place, spread
+from flatout.engine.parallel.joining import chosen_interface, devices_per_node, joined, needs_launch, own_place, spread
 from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.schedules import describe, scaled_rate, warmup_steps
 from flatout.errors import (
@@ -52,6 +55,7 @@ from flatout.tasks.setup import AnyPlan, TaskSetup, open_source, open_task, work
 from flatout.timeline import Recorder
 from flatout.timeline.startup import StartupClock
 from flatout.training.data_identity import RunIdentity
+from flatout.training.decided import NO_MONITOR, ONE_PROCESS, DecisionRecords, resolve
 from flatout.training.display import Display, step_figures
 from flatout.training.environment import describe_environment
 from flatout.training.launching import launch_ranks
@@ -117,9 +121,10 @@ def train_run(
         return read_finished(directory)
     with joined(config, place) as ranks, ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        if config.train.precision == "auto":  # of all ranks, whatever cards they have; refused where one has it not
+        precision: Choice[str] | None = None
+        if precision_is_open(config):  # of all ranks, whatever cards they have; refused where one has it not
             precision = ranks.together(lambda: _settle_precision(config, directory, fresh or ranks.rank != 0))
-            config = with_precision(config, ranks.from_main(precision))
+            config = with_precision(config, ranks.from_main(precision.value))
 
         def prepare() -> tuple[Setup, Learner]:
             if ranks.rank == 0:
@@ -149,7 +154,7 @@ def train_run(
         display = stack.enter_context(Display(quiet or ranks.rank != 0))
         if ranks.rank == 0:
             signals.last_words = lambda cause: mark_ended(directory, "stopped", cause)
-        session = _Session(setup, learner, directory, display, signals, ranks, startup)
+        session = _Session(setup, learner, directory, display, signals, ranks, startup, precision)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data, started)
     return read_finished(directory) if ranks.rank == 0 else Run.elsewhere(directory.root)
@@ -180,7 +185,7 @@ def prepare_setup(
     startup = startup or StartupClock()
     with startup.part("device"):
         device = choose_device(config.device)
-    config = with_precision(config, choose_precision(config, device))
+    config = with_precision(config, decisions.choose_precision(config, device.facts).value)
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
     rank, world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
@@ -191,9 +196,9 @@ def prepare_setup(
     return Setup(config, device, opened, total)
 
 
-def _settle_precision(config: Config, directory: RunDirectory, begins: bool) -> str:
+def _settle_precision(config: Config, directory: RunDirectory, begins: bool) -> Choice[str]:
     so_far = None if begins else precision_so_far(directory)
-    return choose_precision(config, choose_device(config.device)) if so_far is None else so_far
+    return decisions.choose_precision(config, choose_device(config.device).facts, so_far)
 
 
 def folder_name(name: str) -> str:
@@ -220,8 +225,11 @@ class _Session:
         signals: Signals,
         ranks: SingleProcess | Ranks,
         startup: StartupClock,
+        precision: Choice[str] | None = None,  # as it was chosen, where the recipe leaves it open
     ) -> None:
         self._setup = setup
+        self._precision = precision or decisions.choose_precision(setup.config, setup.device.facts)
+        self._decided = DecisionRecords(directory)
         self._learner = learner
         self._directory = directory
         self._display = display
@@ -280,6 +288,7 @@ class _Session:
         for name, text in self._setup.opened.files.items():
             write_text(self._directory.root / name, text)
         write_json(self._directory.environment, describe_environment(self._setup.device, self._setup.config))
+        self._decided.write()
 
     def _keep_home(self, step: int) -> bool:
         """Before anything is written by its name: is the run's directory still the one it was? Where it is not, what
@@ -432,18 +441,17 @@ class _Session:
             setup.recipe, config, workers, setup.device.kind, self._recorder, self._directory.root, epochs
         )
         self._loader = self._data.loader
-        if self._ranks.rank == 0:
-            write_json(self._directory.resolved, self._loader.resolved)
+        self._write_decisions(self._loader, progress.step)
         if (val_recipe := setup.opened.val_recipe) is not None:
             self._val_loader = open_source(
-                val_recipe, config.data, min(workers, 1), False, setup.device.kind,
+                val_recipe, config.data, min(workers.value, 1), False, setup.device.kind,
                 memory_taken=self._loader.memory_bytes, epochs=math.ceil(epochs / config.validate_.every_epochs),
             )  # fmt: skip
         if config.parallel.mode == "dp":
             self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
         self._say(
             f"training {config.model.name} on {setup.device.name}: {setup.opened.what}, "
-            f"{setup.total_steps:,} steps, {workers} worker(s)"
+            f"{setup.total_steps:,} steps, {workers.value} worker(s)"
         )
         for line in say_arithmetic(config, setup.device):
             self._say(line)
@@ -457,6 +465,15 @@ class _Session:
             total_steps=setup.total_steps, ranks=self._ranks,
             peak_rate=scaled_rate(config.train.lr, config.parallel.scale_lr, self._ranks.world_size),
         )  # fmt: skip
+
+    def _write_decisions(self, loader: BatchSource, step: int) -> None:
+        if not isinstance(self._records, RunRecords) or loader.decided is None:
+            return
+        config, ranks, system = self._setup.config, self._ranks, self._records.system
+        between = chosen_interface(config, ranks.group.place) if isinstance(ranks, Ranks) else ONE_PROCESS
+        monitored = NO_MONITOR if config.monitor.interval_seconds is None else system.interface()
+        resolved = resolve(config, self._learner, loader.decided, ranks.world_size, self._precision, between, monitored)
+        self._decided.begin(resolved, self._records.attempt, step)
 
     def _begin(self, ranks: Ranks, job: Job) -> None:
         """From here on the ranks watch each other."""
@@ -488,6 +505,7 @@ class _Session:
         self._recorder.end_startup()
         for record in train(job):
             self._records_failures()
+            self._decided.follow(job.source, job.progress.step)
             if isinstance(record, StepRecord):
                 self._records.step(record)
                 self._trackers.step(record)
@@ -682,9 +700,7 @@ def prepare_compute(config: Config, device: Device) -> None:
 def compute_threads(config: Config, device_kind: str) -> int:
     """Beside a GPU one: what torch does on the host is small there, and every thread that does some of it would start
     a team of its own."""
-    if config.threads != "auto":
-        return config.threads
-    return 1 if device_kind == "cuda" else usable_cores()
+    return choose_threads(config.threads, device_kind, usable_cores()).value
 
 
 def _new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:

@@ -9,6 +9,9 @@ from flatout.config.schema import Config
 from flatout.cost import Usage
 from flatout.data.batch import BatchSource
 from flatout.data.loading.prepare import BatchPlan
+from flatout.decisions import Choice
+from flatout.decisions.caching import is_off
+from flatout.decisions.loading import choose_sharing
 from flatout.tasks.setup import AnyPlan, open_source
 from flatout.timeline import Recorder
 
@@ -29,11 +32,11 @@ class TrainingData:
 
 
 def open_training_data(
-    recipe: AnyPlan, config: Config, workers: int, device_kind: str, recorder: Recorder, run: Path, epochs: int
+    recipe: AnyPlan, config: Config, workers: Choice[int], device_kind: str, recorder: Recorder, run: Path, epochs: int
 ) -> TrainingData:
     """`epochs` are those still to come."""
-    data = config.data
-    if data.shared == "off" or not isinstance(recipe, BatchPlan):
+    data, sharing = config.data, choose_sharing(config.data.shared).value
+    if is_off(sharing) or not isinstance(recipe, BatchPlan):
         return TrainingData(open_source(recipe, data, workers, True, device_kind, recorder, epochs=epochs))
     from flatout.service.client.opening import open_shared_loader  # a run that does not share does not pay for it
 
@@ -41,7 +44,7 @@ def open_training_data(
     loader, pool = open_shared_loader(
         recipe, data, workers, device_kind, epochs=config.train.epochs, order_file=order_file, recorder=recorder
     )
-    return TrainingData(loader, pool, "this machine" if data.shared == "auto" else data.shared)
+    return TrainingData(loader, pool, sharing)
 
 
 def add_shared(earlier: Mapping[str, Any], now: Mapping[str, Any] | None) -> dict[str, Any] | None:
