@@ -17,9 +17,9 @@ from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.pixels.decode import decoder_name
-from flatout.decisions.choice import is_open
+from flatout.decisions.compute import choose_device_kind
 from flatout.decisions.loading import choose_workers
-from flatout.engine.devices import choose_device
+from flatout.engine.devices import choose_device, present_devices
 from flatout.engine.parallel.place import find_place
 from flatout.errors import FlatoutError
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
@@ -98,7 +98,8 @@ def _device(config: Config) -> Line:
             return Line("device", "warning", text, "another process uses it: nvidia-smi shows which")
         return Line("device", "ok", text)
     text = f"{device.name}, torch {torch.__version__}, decoder {decoder_name()}"
-    if is_open(config.device) and device.kind == "cpu" and Path("/dev/nvidia0").exists():
+    chosen = choose_device_kind(config.device, present_devices())
+    if chosen.was_open and chosen.value == "cpu" and Path("/dev/nvidia0").exists():
         return Line("device", "problem", f"{text}, but there is a GPU that torch cannot use",
                     "install a CUDA build of torch that fits the driver")  # fmt: skip
     return Line("device", "ok", text)

@@ -13,7 +13,7 @@ from rich.console import Console
 from flatout.config.loading import config_digest, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.cost import Usage, hourly_rate_usd, load_catalogue, usage_cost
-from flatout.decisions.choice import is_open
+from flatout.decisions.choice import unless_open
 from flatout.decisions.loading import choose_workers
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.interval import Interval
@@ -87,7 +87,7 @@ def settings_of(config: Config, workers: int, batch_size: int, staged: bool) -> 
         batch_size, workers, train.epochs, train.max_steps, data.cache,
         data.stage if staged else "off", train.checkpointing, train.accumulate,
         config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
-        data.prefetch if isinstance(data.prefetch, int) else None,
+        unless_open(data.prefetch),
     )  # fmt: skip
 
 
@@ -99,8 +99,8 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
     if "data.workers" in ours:
         workers = choose_workers(changed.data.workers, round(calibration.cores), calibration.device_kind)
         resolved["data.workers"] = workers.value
-    if is_open(resolved.get("train.precision")):  # the machine's choice, and the run's own
-        resolved["train.precision"] = calibration.settings.precision
+    if "train.precision" in resolved:  # left open, it is the machine's choice, and the run's own
+        resolved["train.precision"] = unless_open(resolved["train.precision"]) or calibration.settings.precision
     break_even = staging_break_even(calibration, resolved) or cache_break_even(calibration, resolved)
     prediction = replace(predict(calibration, resolved), changes=changes, break_even_epochs=break_even)
     if hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices)) is None:

@@ -10,7 +10,7 @@ from flatout.commands.predict import settings_of
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
-from flatout.decisions.choice import AUTO
+from flatout.decisions.loading import with_open_worker_options
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.device import fit_device_time
 from flatout.diagnosis.what_if import predict
@@ -78,7 +78,7 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
     done = {}
     for name, (title, changes, synthetic) in phases.items():
         say(title)
-        changed = load_config(recipe, _usable(changes)).config.model_dump(mode="json", by_alias=True)
+        changed = load_config(recipe, with_open_worker_options(changes)).config.model_dump(mode="json", by_alias=True)
         done[name] = measure_apart(changed, seconds, synthetic)
         if done[name].failed is not None:
             raise RunFailed(f"probe: {title}: {done[name].failed}; nothing was written")
@@ -88,11 +88,6 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
 _IDLE = {"device": "emulated", "emulated.base_seconds": 0.0, "emulated.seconds_per_sample": 0.0, "model.width": 0.125,
          "model.name": "resnet18", "train.precision": "fp32"}  # fmt: skip
 """A device that takes no time: what is left is loading."""
-
-
-def _usable(changes: dict[str, Any]) -> dict[str, Any]:
-    """Worker options mean nothing without workers."""
-    return {**changes, "data.prefetch": AUTO, "data.worker_kind": AUTO} if changes.get("data.workers") == 0 else changes
 
 
 def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:

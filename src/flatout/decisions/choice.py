@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 AUTO = "auto"
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class Choice(Generic[Value]):
     @property
     def was_open(self) -> bool:
         """Whether the recipe left it to flatout."""
-        return bool(self.wanted == AUTO)
+        return is_open(self.wanted)
 
 
 @dataclass(frozen=True)
@@ -41,5 +41,10 @@ def as_set(key: str, wanted: T) -> Choice[T]:
 
 
 def is_open(wanted: Any) -> bool:
-    """Whether a key of a recipe leaves the choice to flatout."""
+    """Whether a key of a recipe leaves the choice to flatout. Of this room alone: others read what was chosen."""
     return bool(wanted == AUTO)
+
+
+def unless_open(wanted: T | Literal["auto"]) -> T | None:
+    """What a recipe fixes, None where it leaves the choice to flatout: for a prediction of a recipe nobody resolved."""
+    return None if wanted == AUTO else wanted  # type: ignore[return-value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,12 @@ def adapt_workers(active: int, seen: Window, most: int, starved_with: int) -> in
         return active + 1
     piled_up = seen.waited_share < 0.01 and seen.least_ready > active
     return active - 1 if piled_up and seen.idle_cores < 0.1 and active - 1 > starved_with else active
+
+
+def with_open_worker_options(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of a recipe that is valid whatever it says of workers: without any, their options mean nothing."""
+    without = {"data.prefetch": AUTO, "data.worker_kind": AUTO} if changes.get("data.workers") == 0 else {}
+    return {**changes, **without}
 
 
 # Pools

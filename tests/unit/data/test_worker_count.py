@@ -114,5 +114,8 @@ def test_a_loader_that_adapts_gives_the_same_batches(
         for epoch in range(3):
             assert kept(loader.epoch(epoch)) == expected(recipe, epoch)
         assert any("at batch 1 of epoch 0" in note for note in loader.notes)
+        assert [each.value for each in loader.changes if each.key == "data.workers"][:5] == [2, 4, 1, 3, 2]
+        assert all(each.reason for each in loader.changes)
     with open_loader(recipe, DataConfig(workers=2, worker_kind="thread"), 2) as fixed:
         assert not any("workers" in note for note in fixed.notes)
+        assert fixed.changes == []

@@ -61,9 +61,17 @@ def test_nobody_else_compares_with_auto() -> None:
 
 
 def test_nobody_else_asks_for_the_type_of_a_key_that_may_be_auto() -> None:
-    allowed = {"commands/predict.py": "a prediction takes a depth of its own only where the recipe fixes one"}
-    found = [place for name, tree in modules() for place in at(sniffs(tree), name)]
-    assert [place for place in found if place.partition(":")[0] not in allowed] == []
+    assert [place for name, tree in modules() for place in at(sniffs(tree), name)] == []
+
+
+def test_the_question_itself_stays_in_its_room() -> None:
+    asked = [
+        name
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and any(each.name == "is_open" for each in node.names)
+    ]
+    assert asked == []
 
 
 def test_nobody_else_tells_remote_data_by_its_path() -> None:
