@@ -48,7 +48,7 @@ def job(arguments):
         {"data": {"path": path, "cache": arguments.cache, "shared": "auto", "shared_bytes": arguments.bytes}}
     ).config.data
     recipe = BatchPlan(open_dataset(config).train, resolve_view(view), 0, arguments.batch)
-    workers = usable_cores() if arguments.mode == "ideal" else choose_workers("auto", "emulated", recipe)
+    workers = usable_cores() if arguments.mode == "ideal" else choose_workers("auto", "emulated", recipe).value
     pool = None
     if arguments.mode == "shared":
         loader, pool = open_shared_loader(recipe, config, workers, "emulated")

@@ -76,6 +76,9 @@ def test_killed_and_resumed(shapes: Path, uninterrupted: Path, work: Path, tmp_p
     assert finished.code == 0, finished.err
     assert_same_training(run, uninterrupted)
     assert_ledger(run)
+    told = json.loads((run / "resolved.json").read_text())
+    assert [each["attempt"] for each in told["attempts"]] == [1, 2]  # the first one's are still there
+    assert all(each["decided"]["data"]["worker_kind"]["value"] == "shared" for each in told["attempts"])
 
 
 def test_a_job_that_joins_at_the_window_reads_every_batch_once(shapes: Path, place: ServicePaths) -> None:

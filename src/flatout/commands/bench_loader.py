@@ -22,16 +22,18 @@ from rich.text import Text
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch, LoadStats
-from flatout.data.loading.loader import Loader, choose_kind, choose_workers, open_loader
+from flatout.data.loading.loader import Loader, choose_workers, open_loader
 from flatout.data.loading.pools import Buffers, InlinePool, ThreadPool
 from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.loading.staging import is_remote
 from flatout.data.loading.tiers import choose_cache
-from flatout.data.pixels.decode import Undecodable, decode_pixels, decoder_name
+from flatout.data.pixels.decode import Undecodable, decode_pixels, decoder_name, native
 from flatout.data.pixels.views import resolve_view
 from flatout.data.source.dataset import open_dataset
 from flatout.data.source.readers import read_source
+from flatout.decisions.choice import AUTO
+from flatout.decisions.loading import choose_pool
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
 from flatout.training.display import Display
@@ -74,6 +76,11 @@ class Bench:
     decoded_images: int = 0
     buffers: Buffers = field(default_factory=Buffers)
 
+    @property
+    def pool(self) -> str:
+        """inline, thread or process: as training would have it with so many workers."""
+        return choose_pool(self.config.worker_kind, self.workers, native is not None).value
+
     def next_key(self) -> tuple[int, int]:
         """Epoch and index of the next batch."""
         self.position += 1
@@ -114,7 +121,7 @@ def _open(path: str, view: str, batch_size: int, workers: int | None, seconds: f
     config = load_config({"data": values}).config.data  # no samples are left on disk
     split = open_dataset(config).train
     recipe = BatchPlan(split, resolve_view(view), 0, min(batch_size, len(split)))
-    count = choose_workers("auto" if workers is None else workers, "cuda", recipe)
+    count = choose_workers(AUTO if workers is None else workers, "cuda", recipe).value
     with open_loader(recipe, config, 0) as loader:
         return Bench(loader.recipe, config, count, seconds / ROUNDS)  # the loader knows the shape of a raw view
 
@@ -226,7 +233,7 @@ def _consume(bench: Bench, batches: Iterator[Batch]) -> Turn:
 
 def _fill_cache(bench: Bench, images: float) -> tuple[str, tuple[BatchPlan, SampleCache] | None]:
     """Would training cache decoded samples in memory? Then about `images` of them are, to measure the second epoch."""
-    recipe, kind = bench.recipe, choose_kind(bench.config.worker_kind, bench.workers)
+    recipe, kind = bench.recipe, bench.pool
     if recipe.split.shapes(np.zeros(1, np.int64)) is not None:
         return "cache: not needed, the pack is decoded", None
     if kind == "process" or not bench.decoded_images:
@@ -240,7 +247,7 @@ def _fill_cache(bench: Bench, images: float) -> tuple[str, tuple[BatchPlan, Samp
     part = replace(recipe, split=some)
     chosen = choose_cache("memory", part, kind)
     if chosen.store is None:
-        return chosen.note, None
+        return chosen.choice.note, None
     with _cached_loader(bench, part, chosen.store) as loader:
         deque(loader.epoch(0), maxlen=0)
     return f"cache: all {format_bytes(needed)} of decoded samples fit memory; measured with {len(some)} of them", (
@@ -260,7 +267,7 @@ def _cached(bench: Bench, recipe: BatchPlan, cache: SampleCache) -> Turn:
 
 
 def _describe(bench: Bench, turns: dict[str, list[Turn]], inside: LoadStats, busy_elsewhere: float) -> dict[str, Any]:
-    kind = choose_kind(bench.config.worker_kind, bench.workers)
+    kind = bench.pool
     stages = [_describe_stage(name, each, bench.workers, kind) for name, each in turns.items()]
     rates = {stage["name"]: stage["images_per_second"] for stage in stages}
     whole = inside.fetch + inside.decode + inside.augment

@@ -17,7 +17,9 @@ from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.pixels.decode import decoder_name
-from flatout.engine.devices import choose_device
+from flatout.decisions.compute import choose_device_kind
+from flatout.decisions.loading import choose_workers
+from flatout.engine.devices import choose_device, present_devices
 from flatout.engine.parallel.place import find_place
 from flatout.errors import FlatoutError
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
@@ -101,7 +103,8 @@ def _device(config: Config) -> CheckResult:
             return CheckResult("device", "warning", text, "another process uses it: nvidia-smi shows which")
         return CheckResult("device", "ok", text)
     text = f"{device.name}, torch {torch.__version__}, decoder {decoder_name()}"
-    if config.device == "auto" and device.kind == "cpu" and Path("/dev/nvidia0").exists():
+    chosen = choose_device_kind(config.device, present_devices())
+    if chosen.was_open and chosen.value == "cpu" and Path("/dev/nvidia0").exists():
         return CheckResult(
             "device",
             "problem",
@@ -115,8 +118,8 @@ def _cores(config: Config) -> CheckResult:
     usable, total = usable_cores(), os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     text = f"{usable} of {total} usable, load {load:.1f}"
-    workers = config.data.workers
-    if isinstance(workers, int) and workers > 2 * usable:
+    workers = choose_workers(config.data.workers, usable, choose_device(config.device).kind).value
+    if workers > 2 * usable:
         return CheckResult(
             "cores", "warning", f"{text}; data.workers is {workers}", f"set data.workers to at most {usable}"
         )

@@ -14,6 +14,7 @@ from flatout.data.pixels.views import resolve_view
 from flatout.data.source.dataset import Dataset, Split, open_dataset
 from flatout.data.source.readers import read_source
 from flatout.data.text.parallel_text import open_parallel_text
+from flatout.decisions.batches import choose_sample_batch
 from flatout.errors import FlatoutError, StorageError
 from flatout.units import format_bytes, format_seconds
 
@@ -79,13 +80,10 @@ def _classes(dataset: Dataset, config: DataConfig, seconds: float) -> CheckResul
         f"{len(dataset.train):,} training and {len(dataset.val or ()):,} validation samples of {len(dataset.classes)} "
         f"classes, {format_bytes(dataset.total_bytes)}, listed in {format_seconds(seconds)}"
     )
-    if config.batch_size > len(dataset.train):
-        return CheckResult(
-            "data",
-            "problem",
-            f"{text}; data.batch_size is {config.batch_size}",
-            f"set data.batch_size to at most {len(dataset.train)}",
-        )
+    batch = choose_sample_batch(config, world_size=1)  # of one rank: how many there will be is not known here
+    if batch.value > len(dataset.train):
+        said = f"{text}; data.{batch.key} is {batch.value}"
+        return CheckResult("data", "problem", said, f"set data.{batch.key} to at most {len(dataset.train)}")
     if len(dataset.classes) < 2:
         return CheckResult("data", "problem", text, "a classifier needs at least 2 classes")
     most, least = max(counts.values()), min(counts.values())

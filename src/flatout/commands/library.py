@@ -11,8 +11,12 @@ from flatout.data.loading.loader import Loader, choose_workers, open_loader
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import View, resolve_view
 from flatout.data.source.dataset import open_dataset
+from flatout.decisions import Choice
+from flatout.decisions.batches import choose_rank, choose_sample_batch
+from flatout.decisions.caching import is_off
+from flatout.decisions.loading import choose_sharing
 from flatout.engine.parallel.place import find_place
-from flatout.errors import ConfigError, DataError
+from flatout.errors import DataError
 from flatout.machine.budgets import share_machine
 from flatout.runs import Run
 
@@ -70,8 +74,8 @@ def open_batches(
     return loader
 
 
-def _open_source(plan: BatchPlan, config: DataConfig, workers: int, split: str, epochs: int | None) -> Loader:
-    if config.shared == "off":
+def _open_source(plan: BatchPlan, config: DataConfig, workers: Choice[int], split: str, epochs: int | None) -> Loader:
+    if is_off(choose_sharing(config.shared).value):
         return open_loader(plan, config, workers, epochs=epochs)
     from flatout.service.client.opening import open_shared_loader
 
@@ -84,10 +88,9 @@ def _least_batch(ranks: int) -> int:
 
 
 def _checked_global_batch(config: DataConfig, ranks: int, samples: int) -> int:
-    key, value, on = "global_batch", config.global_batch, ""
-    if value is None:
-        key, value, on = "batch_size", config.batch_size, f" on each of {ranks} ranks" if ranks > 1 else ""
-    whole = value * ranks if on else value
+    batch = choose_sample_batch(config, ranks)
+    key, value, whole = batch.key, batch.wanted, batch.value
+    on = f" on each of {ranks} ranks" if whole > value else ""
     if whole > samples:
         most = samples // (ranks if on else 1)
         raise DataError(f"{key} is {value}{on} but the split has {samples} samples; ask for at most {most}")
@@ -101,19 +104,16 @@ def _place_among_ranks(rank: int | str, world_size: int | str) -> tuple[int, int
     import torch.distributed as dist
 
     place = find_place(os.environ)
-    if world_size == "auto":
-        if rank != "auto":
-            raise ConfigError(f"rank is {rank!r} but world_size is not given; give both, or neither")
+
+    def found() -> tuple[int, int]:
         if dist.is_available() and dist.is_initialized():
-            rank, world_size = dist.get_rank(), dist.get_world_size()
-        else:
-            rank, world_size = (0, 1) if place is None else (place.rank, place.world_size)
-    rank = 0 if rank == "auto" and world_size == 1 else rank
-    if not isinstance(rank, int) or not isinstance(world_size, int) or not 0 <= rank < world_size:
-        raise ConfigError(f"rank is {rank!r} of world_size {world_size!r}; ranks count from 0 to world_size - 1")
-    if place is not None or world_size > 1:
-        share_machine(_local_ranks(world_size) if place is None else place.local_world_size)
-    return rank, world_size
+            return dist.get_rank(), dist.get_world_size()
+        return (0, 1) if place is None else (place.rank, place.world_size)
+
+    own, ranks = choose_rank(rank, world_size, found)
+    if place is not None or ranks > 1:
+        share_machine(_local_ranks(ranks) if place is None else place.local_world_size)
+    return own, ranks
 
 
 def _local_ranks(world_size: int) -> int:

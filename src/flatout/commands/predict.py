@@ -13,10 +13,12 @@ from rich.console import Console
 from flatout.config.loading import config_digest, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.cost import Usage, hourly_rate_usd, load_catalogue, usage_cost
+from flatout.decisions.choice import unless_open
+from flatout.decisions.loading import choose_workers
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
-from flatout.diagnosis.reading import read_signals, workers_of
+from flatout.diagnosis.reading import read_signals
 from flatout.diagnosis.what_if import SETTINGS, Prediction, cache_break_even, predict, staging_break_even, with_residual
 from flatout.errors import BadFile, ConfigError, RunDirectoryError
 from flatout.reports.predictions import predictions_table, scores_table
@@ -72,29 +74,21 @@ def calibration_of(run: Run, config: Config) -> Calibration:
         raise RunDirectoryError(
             f"{run.directory} has {signals.step.done} steps; a prediction needs at least 3: train it a little longer"
         )
-    settings = settings_of(config, signals.input.workers, signals.recipe.batch_size)
+    settings = settings_of(config, signals.input.workers, signals.recipe.batch_size, signals.input.staged)
     if signals.input.cache_choice is not None:
-        settings = replace(settings, cache=signals.input.cache_choice.tier)
+        settings = replace(settings, cache=signals.input.cache_choice.value)
     return with_residual(calibrate(signals, settings), signals.step.seconds)
 
 
-def settings_of(config: Config, workers: int, batch_size: int) -> Settings:
+def settings_of(config: Config, workers: int, batch_size: int, staged: bool) -> Settings:
+    """`workers` and `staged` are as decided: what the recipe says is not what a run had."""
     data, train = config.data, config.train
     return Settings(
-        batch_size,
-        workers,
-        train.epochs,
-        train.max_steps,
-        data.cache,
-        data.stage if "://" in data.path else "off",
-        train.checkpointing,
-        train.accumulate,
-        config.validate_.every_epochs,
-        config.checkpoint.every_epochs,
-        config.checkpoint.every_steps,
-        train.precision,
-        data.prefetch if isinstance(data.prefetch, int) else None,
-    )
+        batch_size, workers, train.epochs, train.max_steps, data.cache,
+        data.stage if staged else "off", train.checkpointing, train.accumulate,
+        config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
+        unless_open(data.prefetch),
+    )  # fmt: skip
 
 
 def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> Prediction:
@@ -103,9 +97,10 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
     changed = load_config(config.model_dump(mode="json", by_alias=True), ours).config
     resolved = dict(changes)
     if "data.workers" in ours:
-        resolved["data.workers"] = workers_of(changed.data.workers, calibration.device_kind, round(calibration.cores))
-    if resolved.get("train.precision") == "auto":  # the machine's choice, and the run's own
-        resolved["train.precision"] = calibration.settings.precision
+        workers = choose_workers(changed.data.workers, round(calibration.cores), calibration.device_kind)
+        resolved["data.workers"] = workers.value
+    if "train.precision" in resolved:  # left open, it is the machine's choice, and the run's own
+        resolved["train.precision"] = unless_open(resolved["train.precision"]) or calibration.settings.precision
     break_even = staging_break_even(calibration, resolved) or cache_break_even(calibration, resolved)
     prediction = replace(predict(calibration, resolved), changes=changes, break_even_epochs=break_even)
     if hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices)) is None:
@@ -117,7 +112,9 @@ def _usd(prediction: Prediction, calibration: Calibration, config: Config) -> In
     """Machines by the second, and every sample once per epoch from a store that is not copied."""
     choice, wanted = calibration.cache_choice, config.data.cache
     cache = wanted if choice is None else choice.tier_for(wanted, config.train.epochs)
-    copied = config.data.stage != "off" or cache != "off"
+    # as it was decided for the run, where that stays as it is
+    stage = config.data.stage if "data.stage" in prediction.changes else calibration.settings.stage
+    copied = stage != "off" or cache != "off"
     epochs = (1 if copied else config.train.epochs) if calibration.remote else 0
     gets = epochs * calibration.samples_per_epoch
     return run_usd(

@@ -10,6 +10,7 @@ from flatout.commands.predict import settings_of
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.decisions.loading import with_open_worker_options
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.device import fit_device_time
 from flatout.diagnosis.what_if import predict
@@ -77,7 +78,7 @@ def _measure_phases(config: Config, seconds: float, say: Callable[[str], None]) 
     done = {}
     for name, (title, changes, synthetic) in phases.items():
         say(title)
-        changed = load_config(recipe, _usable(changes)).config.model_dump(mode="json", by_alias=True)
+        changed = load_config(recipe, with_open_worker_options(changes)).config.model_dump(mode="json", by_alias=True)
         done[name] = measure_apart(changed, seconds, synthetic)
         if done[name].failed is not None:
             raise RunFailed(f"probe: {title}: {done[name].failed}; nothing was written")
@@ -95,15 +96,6 @@ _IDLE = {
 """A device that takes no time: what is left is loading."""
 
 
-def _usable(changes: dict[str, Any]) -> dict[str, Any]:
-    """Worker options mean nothing without workers."""
-    return (
-        {**changes, "data.prefetch": "auto", "data.worker_kind": "auto"}
-        if changes.get("data.workers") == 0
-        else changes
-    )
-
-
 def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
     device = choose_device(config.device)
     full, half, alone = (phases[name] for name in ("device", "half", "alone"))
@@ -114,9 +106,11 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
     memory = [(each.batch_size, each.memory_peak_bytes) for each in (full, half) if each.memory_peak_bytes is not None]
     slope = (memory[0][1] - memory[1][1]) / (memory[0][0] - memory[1][0]) if len(memory) == 2 else None
     fitted = fit_device_time(points, share)
-    workers = phases["real"].workers
+    decided = phases["real"].decided
+    assert decided is not None, "a phase with a loader of its own says what that decided"
+    staged = decided.remote.value and decided.worker_kind.value != "process"  # in training: nothing is kept of a probe
     return Calibration(
-        settings=settings_of(config, workers, round(full.batch_size)),
+        settings=settings_of(config, decided.workers.value, round(full.batch_size), staged),
         device=fitted,
         device_kind=device.kind,
         cores=usable_cores(),
@@ -127,8 +121,8 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
         decode_seconds=per_sample["decode"],
         augment_seconds=per_sample["augment"] + per_sample["collate"],
         bytes_per_sample=per_sample["bytes_read"],
-        remote="://" in config.data.path,
-        fetchers=4 if "://" in config.data.path and workers else 0,
+        remote=decided.remote.value,
+        fetchers=decided.fetchers.value,
         samples_per_epoch=full.samples_per_epoch,
         startup_seconds=_STARTUP_SECONDS,
         validation_seconds=0.0,

@@ -20,6 +20,7 @@ from flatout.analysis.suite import ExperimentOutcome, SuiteRow, suite_rows
 from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.config.suite import Experiment, Suite, load_suite
+from flatout.decisions.compute import with_precision_of
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
 from flatout.machine.parents import child_environment
 from flatout.reports.suite_table import as_html, as_json, as_markdown, as_terminal
@@ -128,9 +129,7 @@ def _action(plan: _Plan) -> str:
 
 def next_action(run: Run, trained: Config, wanted: Config) -> str:
     """skip, resume, or start afresh (the old run is moved aside) where another configuration was trained."""
-    if wanted.train.precision == "auto":  # the run's own config.yaml says what that became on its device
-        kept = wanted.train.model_copy(update={"precision": trained.train.precision})
-        wanted = wanted.model_copy(update={"train": kept})
+    wanted = with_precision_of(wanted, trained)  # the run's own config.yaml says what auto became on its device
     if any(key != "name" for key, _, _ in differences(trained, wanted)):
         return "fresh"
     return "skip" if _ended(run) else "resume"

@@ -9,6 +9,8 @@ from typing import Any
 
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
+from flatout.decisions import Choice
+from flatout.decisions.compute import precision_is_open
 from flatout.engine import checkpoint
 from flatout.engine.cuda_defaults import with_precision
 from flatout.engine.learner import Learner
@@ -71,9 +73,10 @@ def train_run(
         return read_finished(directory)
     with process_group(config, place) as ranks, ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        if config.train.precision == "auto":  # of all ranks, whatever cards they have; refused where one has it not
+        precision: Choice[str] | None = None
+        if precision_is_open(config):  # of all ranks, whatever cards they have; refused where one has it not
             precision = ranks.together(lambda: run_precision(config, directory, fresh or ranks.rank != 0))
-            config = with_precision(config, ranks.group.from_main(precision))
+            config = with_precision(config, ranks.group.from_main(precision.value))
         request = _Request(config, directory, fresh, warm_start)
         try:
             setup, learner = ranks.together(lambda: _prepare(request, ranks, signals, startup, stack))
@@ -84,7 +87,7 @@ def train_run(
         display = stack.enter_context(Display(quiet or ranks.rank != 0))
         if ranks.rank == 0:
             signals.last_words = lambda cause: mark_ended(directory, "stopped", cause)
-        session = Session(setup, learner, directory, display, signals, ranks, startup)
+        session = Session(setup, learner, directory, display, signals, ranks, startup, precision)
         stack.callback(session.close)
         session.run(warm_start, accept_changed_data, started)
     return read_finished(directory) if ranks.rank == 0 else Run.elsewhere(directory.root)

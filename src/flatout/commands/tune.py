@@ -12,6 +12,7 @@ from flatout.commands.probe import probe_recipe
 from flatout.config.loading import dump_config, load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.decisions.compute import fast_precisions
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.memory import CONTEXT_BYTES
 from flatout.diagnosis.tuning import (
@@ -27,7 +28,6 @@ from flatout.diagnosis.tuning import (
     worker_counts,
 )
 from flatout.diagnosis.what_if import predict
-from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import choose_device
 from flatout.engine.parallel.joining import require_one_process
 from flatout.errors import ConfigError, RunFailed
@@ -111,7 +111,7 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
     if kind != "emulated":
         if "train.channels_last" in config.spec.keys:
             axes["train.channels_last"] = [True, False]
-        axes["train.precision"] = _precisions(config)
+        axes["train.precision"] = _precisions(config, calibration.settings.precision)
         if compile_too:
             axes["train.compile"] = [False, True]
     if kind == "cuda" or config.train.checkpointing:
@@ -121,11 +121,9 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
     return axes
 
 
-def _precisions(config: Config) -> list[str]:
+def _precisions(config: Config, decided: str) -> list[str]:
     """A slow one is found out at once; what the device only emulates is left out."""
-    device = choose_device(config.device)
-    halves = {"bf16"} if device.kind != "cuda" else {"bf16", "fp16"} if device.sixteen_bit == "bf16" else {"fp16"}
-    return sorted({"fp32", choose_precision(config, device)} | halves)
+    return sorted({"fp32", decided} | fast_precisions(choose_device(config.device).facts))
 
 
 def _current(config: Config, calibration: Calibration, key: str) -> Any:
@@ -135,7 +133,7 @@ def _current(config: Config, calibration: Calibration, key: str) -> Any:
         "data.workers": calibration.settings.workers,
         "data.prefetch": config.data.prefetch,
         "train.channels_last": config.train.channels_last,
-        "train.precision": choose_precision(config, choose_device(config.device)),
+        "train.precision": calibration.settings.precision,
         "train.compile": config.train.compile,
         "train.checkpointing": config.train.checkpointing,
         "train.accumulate": config.train.accumulate,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from flatout.storage.counters import StoreCounters
 
 if TYPE_CHECKING:
     import torch
+
+    from flatout.decisions import Change
+    from flatout.decisions.loading import DataDecisions
 
 
 @dataclass
@@ -155,7 +158,8 @@ class BatchSource(Protocol):
     batches_per_epoch: int
     samples: int
     notes: tuple[str, ...]  # what was chosen, and why
-    resolved: dict[str, Any]  # the same as JSON values, by what was decided
+    decided: "DataDecisions | None"  # the same as a value; None where nobody decides
+    changes: "list[Change]"  # of what was decided, while it runs; only ever appended to
     quarantine: dict[int, Failure]
     stages: LoadStats
     memory_bytes: int  # at most, for batches and what is kept

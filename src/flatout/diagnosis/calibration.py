@@ -6,7 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
+from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.model.device import DeviceTime, fit_device_time
 from flatout.diagnosis.signals import Signals
 from flatout.runs.steps import StepRow
@@ -100,7 +100,7 @@ class Calibration:
     """What a batch is cut by, where it is not samples; settings.batch_size is then the mean batch."""
     cache_choice: CacheChoice | None = None
     sample_state: str = DECODED_EACH_EPOCH
-    """In which of the states of cache_choice.py the seconds of a sample above were measured."""
+    """In which of the states of decisions/caching.py the seconds of a sample above were measured."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

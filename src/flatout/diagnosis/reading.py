@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.analysis.rank_spans import RankSpans, read_rank_spans
-from flatout.config.tasks import spec_of
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
-from flatout.diagnosis.cache_choice import CacheChoice
+from flatout.decisions import Resolved
+from flatout.decisions.document import most_of, read_decisions
+from flatout.decisions.older_runs import assume
 from flatout.diagnosis.signal_groups import (
     CostSignals,
     DeviceSignals,
@@ -30,7 +31,6 @@ from flatout.runs.directory import read_json
 from flatout.runs.steps import StepRow, parse_float
 from flatout.untrusted import number
 
-_FETCHERS = 4  # of data/loading/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
 
 
@@ -41,15 +41,17 @@ def read_signals(run: Run) -> Signals:
     steps = tuple(step for step in run.steps if step.seconds > 0)
     epochs = tuple(map(_epoch, run.epochs))
     kind = _section(run.environment, "device").get("kind") or run.config.get("device") or "cpu"
+    document = read_json(run.directory / "resolved.json")
+    decided = read_decisions(document, assume(run.config, kind, _cores(run), _world_size(run), spans[0].workers))
     return Signals(
         time=_time(run, epochs, spans[0]),
         steps=steps,
         status=run.status,
         cause=run.summary.get("cause"),
-        recipe=_recipe(run, kind, steps),
-        input=_input(run, kind, steps, epochs, spans[0]),
+        recipe=_recipe(run, decided, steps),
+        input=_input(run, document, decided, steps, epochs, spans[0]),
         device=_device(run, kind),
-        host=_host(run),
+        host=_host(run, decided),
         learning=LearningSignals(epochs, _classes(run)),
         cost=_cost(run),
         ranks=_ranks(run, spans),
@@ -72,24 +74,23 @@ def _time(run: Run, epochs: Sequence[Epoch], spans: RankSpans) -> TimeSignals:
     )
 
 
-def _recipe(run: Run, device: str, steps: Sequence[StepRow]) -> RecipeSignals:
-    data, train = _section(run.config, "data"), _section(run.config, "train")
-    whole, tokens = data.get("global_batch"), None
-    batch = data.get("batch_size") or 1 if whole is None else max(1, round(whole / _world_size(run)))
-    if spec_of(run.config.get("task")).batch_unit == "tokens" and steps:  # a batch is of the size it had on average
-        tokens, batch = data.get("batch_tokens"), max(1, round(sum(step.samples for step in steps) / len(steps)))
-    log_every = train.get("log_every")
+def _recipe(run: Run, decided: Resolved, steps: Sequence[StepRow]) -> RecipeSignals:
+    """Where batches are cut by tokens, the number of samples is what they had on average."""
+    train, batch, tokens = _section(run.config, "train"), max(1, round(decided.batch.per_rank)), None
+    if decided.batch.unit == "tokens":
+        tokens = batch if steps else None
+        batch = max(1, round(sum(step.samples for step in steps) / len(steps))) if steps else 1
     return RecipeSignals(
         batch_size=batch,
         batch_tokens=tokens,
-        global_batch=whole,
+        global_batch=_section(run.config, "data").get("global_batch"),
         epochs=train.get("epochs") or 1,
-        precision=train.get("precision") or "fp32",
+        precision=decided.train.precision.value,
         channels_last=bool(train.get("channels_last")),
         compiled=bool(train.get("compile")),
         checkpointing=bool(train.get("checkpointing")),
         accumulate=train.get("accumulate") or 1,
-        log_every=log_every if isinstance(log_every, int) else 1 if device == "cpu" else 10,
+        log_every=decided.train.log_every.value,
         validate_every=_section(run.config, "validate").get("every_epochs") or 1,
         checkpoint_every_steps=_section(run.config, "checkpoint").get("every_steps"),
     )
@@ -99,23 +100,24 @@ def _cores(run: Run) -> int:
     return int(_section(run.environment, "cpu").get("cores_usable") or 1)
 
 
-def _input(run: Run, device: str, steps: Sequence[StepRow], epochs: Sequence[Epoch], spans: RankSpans) -> InputSignals:
-    data, found, cores = _section(run.config, "data"), _section(run.summary, "data"), _cores(run)
-    workers = spans.workers or workers_of(data.get("workers"), device, cores)
-    workers = data["workers"] if isinstance(data.get("workers"), int) else workers
-    remote = "://" in str(data.get("path") or "")
-    kind = str(data.get("worker_kind") or "auto")
-    fetchers = _FETCHERS if remote and workers and kind != "process" else 0
-    prefetch = data.get("prefetch")
+def _input(
+    run: Run,
+    document: Mapping[str, Any],
+    decided: Resolved,
+    steps: Sequence[StepRow],
+    epochs: Sequence[Epoch],
+    spans: RankSpans,
+) -> InputSignals:
+    data, found, loading = _section(run.config, "data"), _section(run.summary, "data"), decided.data
     return InputSignals(
-        workers=workers,
-        worker_kind="process" if kind == "process" else "thread",
-        fetchers=fetchers,
-        prefetch=prefetch if isinstance(prefetch, int) else max(1, 2 * workers + fetchers),
-        remote=remote,
-        staged=remote and data.get("stage") != "off" and kind != "process",
+        workers=most_of("data.workers", document, decided),
+        worker_kind="process" if loading.worker_kind.value == "process" else "thread",
+        fetchers=loading.fetchers.value,
+        prefetch=max(1, most_of("data.prefetch", document, decided)),
+        remote=loading.remote.value,
+        staged=loading.stage.value != "off",
         cache=data.get("cache") or "off",
-        cache_choice=CacheChoice.from_dict(read_json(run.directory / "resolved.json").get("cache")),
+        cache_choice=loading.cache,
         python_augment=_colours_in_python(run.config),
         samples_loaded=_samples_loaded(run.summary, steps, epochs),
         fetch_seconds=found.get("fetch_seconds"),
@@ -130,13 +132,6 @@ def _input(run: Run, device: str, steps: Sequence[StepRow], epochs: Sequence[Epo
         store=_store(found),
         shared=_shared(_section(run.summary, "shared")),
     )
-
-
-def workers_of(wanted: Any, device: str, cores: int) -> int:
-    """As data/loading/loader.py chooses them where files are not slow."""
-    if isinstance(wanted, int):
-        return wanted
-    return 1 if device == "cpu" else max(1, min(cores, 16))
 
 
 def _colours_in_python(config: Mapping[str, Any]) -> bool:
@@ -248,12 +243,11 @@ def _device(run: Run, kind: str) -> DeviceSignals:
     )
 
 
-def _host(run: Run) -> HostSignals:
-    threads, cores = run.config.get("threads"), _cores(run)
+def _host(run: Run, decided: Resolved) -> HostSignals:
     disks = [name for name in (run.system[0] if run.system else {}) if name.startswith("disk_")]
     return HostSignals(
-        cores=cores,
-        threads=threads if isinstance(threads, int) else cores,
+        cores=_cores(run),
+        threads=decided.threads.value,
         memory_total_bytes=run.environment.get("memory_bytes"),
         seconds=_column(run.system, "time_unix", "seconds"),
         cpu_share=_column(run.system, "cpu"),

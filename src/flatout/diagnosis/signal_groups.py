@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from flatout.analysis.rank_spans import BatchLoad
-from flatout.diagnosis.cache_choice import CacheChoice
+from flatout.decisions.caching import CacheChoice
 from flatout.runs.steps import StepRow
 
 WARM_UP_STEPS = 2
@@ -207,7 +207,7 @@ class InputSignals:
     @property
     def fills_cache(self) -> bool:
         """The first epoch keeps what later ones find: its samples cost something else."""
-        return self.cache_choice is not None and self.cache_choice.tier != "off"
+        return self.cache_choice is not None and self.cache_choice.value != "off"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT
+from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT
+from flatout.decisions.choice import unless_open
 from flatout.diagnosis.calibration import Calibration, Settings
 from flatout.diagnosis.model.communication import Bucket, Link, even_buckets, exposed_seconds
 from flatout.diagnosis.model.input import Loading, PreparationCosts, batch_seconds, batches_per_second
@@ -126,7 +127,7 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
         elif key == GLOBAL_BATCH:
             settings = replace(settings, batch_size=max(1, round(value / calibration.world_size)))
         elif key in SETTINGS:
-            chosen: Any = None if value == "auto" else value
+            chosen: Any = unless_open(value)
             settings = replace(settings, **{SETTINGS[key]: chosen})
         elif key == "storage.latency":
             world = replace(world, latency_seconds=parse_seconds(value))

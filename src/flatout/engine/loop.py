@@ -14,6 +14,7 @@ from torch import Tensor
 from flatout.config.schema import Config
 from flatout.config.tasks import metric_named
 from flatout.data.batch import AnyBatch, BatchSource
+from flatout.decisions.compute import choose_log_interval
 from flatout.engine.copying import Copies, Feed, copies_for
 from flatout.engine.learner import Learner
 from flatout.engine.parallel import GlobalBatch, Parallel, SingleProcess
@@ -54,10 +55,9 @@ class Job:
     def copies(self) -> Copies:
         return copies_for(self.task, self.learner.device)
 
-    @property
+    @cached_property
     def log_every(self) -> int:
-        wanted = self.config.train.log_every
-        return (10 if self.learner.device.waits else 1) if wanted == "auto" else wanted
+        return choose_log_interval(self.config.train.log_every, self.learner.device.waits).value
 
 
 def train(job: Job) -> Iterator[Record]:

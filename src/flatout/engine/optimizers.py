@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.config.schema import TrainConfig
+from flatout.decisions import Choice
+from flatout.decisions.compute import choose_optimizer
 from flatout.engine.sharded_tensors import norms_of_whole, part, shard_like
 from flatout.errors import ConfigError
-
-_BETA1 = 0.9
 
 
 class OptimizerFactory(Protocol):
@@ -25,13 +25,14 @@ class OptimizerFactory(Protocol):
 
 def optimizer_for(model: nn.Module, train: TrainConfig) -> "EagerOptimizer":
     """What `train` asks for, for every mode: nobody else builds one. Move or shard the model first."""
-    groups, betas = parameter_groups(model, train.weight_decay), (_BETA1, train.beta2)
-    fused = True if _can_fuse(model) else None
-    if train.optimizer == "sgd":
-        return Sgd(groups, lr=train.lr, momentum=train.momentum, nesterov=train.momentum > 0, fused=fused)
-    if train.optimizer == "adamw":
-        return AdamW(groups, lr=train.lr, betas=betas, fused=fused)
-    return Lamb(groups, lr=train.lr, betas=betas, fused=fused)
+    arguments = dict(arguments_for(model, train).value)
+    kinds: dict[str, Callable[..., EagerOptimizer]] = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb}
+    return kinds[arguments.pop("name")](parameter_groups(model, train.weight_decay), **arguments)
+
+
+def arguments_for(model: nn.Module, train: TrainConfig) -> Choice[dict[str, Any]]:
+    """The optimizer's name and arguments, as decided for a model where it stands."""
+    return choose_optimizer(train, _can_fuse(model))
 
 
 def _can_fuse(model: nn.Module) -> bool:

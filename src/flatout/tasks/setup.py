@@ -14,6 +14,7 @@ from flatout import plugins
 from flatout.config.schema import Config, DataConfig
 from flatout.config.tasks import METRICS, TASKS
 from flatout.data.batch import AnyDataset, BatchSource
+from flatout.decisions import Choice
 from flatout.errors import ConfigError
 from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder
@@ -34,7 +35,7 @@ class OpenSource(Protocol):
         plan: Any,
         /,
         config: DataConfig,
-        workers: int,
+        workers: int | Choice[int],
         look_ahead: bool = True,
         device_kind: str = "cpu",
         recorder: Recorder | None = None,
@@ -60,7 +61,7 @@ class TaskSetup:
     what: str  # the training samples in a few words
     global_batch: int  # over all ranks: samples, or tokens where batches are cut by tokens
     chance_loss_of: int  # an untrained model's loss is the logarithm of this
-    choose_workers: Callable[[DataConfig, str, Any], int]  # by configuration, kind of device and plan
+    choose_workers: Callable[[DataConfig, str, Any], Choice[int]]  # by configuration, kind of device and plan
     open_source: OpenSource
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text: what a run needs besides its weights
     notes: tuple[str, ...] = ()

@@ -14,6 +14,8 @@ import torch
 
 from flatout.config.loading import load_config
 from flatout.data.batch import AnyBatch, BatchSource, Failure, LoadStats
+from flatout.decisions import Change, Choice
+from flatout.decisions.loading import DataDecisions
 from flatout.engine.device_clock import clock_for
 from flatout.engine.devices import Device
 from flatout.engine.learner import Learner, build_learner
@@ -41,7 +43,7 @@ class Measured:
     stages: LoadStats = field(default_factory=LoadStats)
     loaded_samples: int = 0
     samples_per_epoch: int = 0
-    workers: int = 0
+    decided: DataDecisions | None = None
     memory_peak_bytes: float | None = None
     failed: str | None = None
 
@@ -67,7 +69,8 @@ class OneBatch:
 
     def __init__(self, batch: Any, batches_per_epoch: int) -> None:
         self.batch = batch
-        self.resolved: dict[str, Any] = {}
+        self.decided: DataDecisions | None = None
+        self.changes: list[Change] = []
         self.quarantine: dict[int, Failure] = {}
         self.stages = LoadStats()
         self.batches_per_epoch = batches_per_epoch
@@ -98,13 +101,13 @@ def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) 
         torch.cuda.reset_peak_memory_stats()
     learner = build_learner(setup.task, setup.config, setup.device)
     data, opened, kind = setup.config.data, setup.opened, setup.device.kind
-    workers = 0 if synthetic else opened.choose_workers(data, kind, opened.plan)
+    workers = Choice(0, "batches are not loaded") if synthetic else opened.choose_workers(data, kind, opened.plan)
     loader = opened.open_source(opened.plan, data, workers, device_kind=kind)
     with closing(loader):
         source: BatchSource = loader
         if synthetic:
             source = OneBatch(next(iter(loader.epoch(0))), loader.batches_per_epoch)
-        return replace(_steps(setup, learner, source, loader.stages, seconds), workers=workers)
+        return replace(_steps(setup, learner, source, loader.stages, seconds), decided=loader.decided)
 
 
 class _Window:

@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 import torch
 
 from flatout.config.schema import Config
+from flatout.decisions import Choice
+from flatout.decisions.compute import check_monitored_interface, choose_monitored_interface
+from flatout.decisions.loading import is_url
 from flatout.engine.devices import Device
 from flatout.engine.parallel.joining import devices_per_node
-from flatout.errors import ConfigError
 from flatout.machine import Cell, Monitor, SystemReader
 from flatout.machine.budgets import cache_folder
 from flatout.machine.cgroup import own_limits
@@ -117,6 +119,13 @@ class SystemRecords:
             use |= {"memory_peak_bytes": max(peaks), "memory_peak_of": "tensors"}
         return {"device_use": use, "network": network, "host": host}
 
+    def interface(self) -> Choice[str | None]:
+        """Whose traffic counts as that of the training."""
+        data = self._config.data.path
+        return choose_monitored_interface(
+            self._config.monitor.interface, self.rank_interface, lambda: interface_to(_store_host(data))
+        )
+
     def _write(self, row: dict[str, Cell]) -> None:
         whole = {"attempt": self._attempt, **row}
         with self._lock:
@@ -125,15 +134,13 @@ class SystemRecords:
 
     def _readers(self) -> dict[str, Callable[[], SystemReader]]:
         tree, limits, data = ProcessTree(), own_limits(), self._config.data.path
-        held = cache_folder() if "://" in data else Path(os.path.expanduser(data))  # remote data is staged there
+        held = cache_folder() if is_url(data) else Path(os.path.expanduser(data))  # remote data is staged there
         folders = {"data": held, "run": self._directory.root}
-        wanted = self._config.monitor.interface
-        interface = self.rank_interface if wanted == "auto" and self.rank_interface is not None else wanted
         readers: dict[str, Callable[[], SystemReader]] = {
             "cpu": lambda: CpuReader(tree, limits),
             "memory": lambda: MemoryReader(tree, limits),
             "disk": lambda: DiskReader(folders),
-            "net": lambda: NetReader(interface_to(_store_host(data)) if interface == "auto" else interface),
+            "net": lambda: NetReader(self.interface().value),
         }
         if uuids := _uuids(self._config, self._device):
             readers["gpu"] = lambda: GpuReader(uuids)
@@ -150,11 +157,7 @@ def _uuids(config: Config, device: Device) -> list[str]:
 
 def check_interface(config: Config) -> None:
     """Refuse a monitor.interface that this machine does not have."""
-    wanted, known = config.monitor.interface, interface_names()
-    if wanted != "auto" and wanted not in known:
-        raise ConfigError(
-            f"monitor.interface is {wanted!r} but this machine has {', '.join(known)}; use one of them or auto"
-        )
+    check_monitored_interface(config.monitor.interface, interface_names())
 
 
 def _store_host(path: str) -> str | None:

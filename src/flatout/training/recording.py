@@ -12,6 +12,7 @@ from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import AnyDataset, Failure, LoadStats
 from flatout.data.source.dataset import some_files
 from flatout.data.source.readers import Reader, store_counters
+from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
 from flatout.runs.directory import RunDirectory, read_json, write_json
@@ -22,6 +23,7 @@ from flatout.runs.tables import EPOCH_COLUMNS, QUARANTINE_COLUMNS, Table, cell, 
 from flatout.timeline import Recorder
 from flatout.timeline.reading import read_attempts
 from flatout.timeline.startup import StartupClock
+from flatout.training.decided import NO_MONITOR
 from flatout.training.monitoring import SystemRecords
 from flatout.training.sharing import add_shared, with_shares
 
@@ -93,6 +95,10 @@ class RunRecords:
         """What was measured of the link between the ranks."""
         write_json(self._directory.root / "link.json", link)
         self._link = dict(link)
+
+    def monitored_interface(self) -> Choice[str | None]:
+        """Whose traffic counts as that of the training."""
+        return NO_MONITOR if self._config.monitor.interval_seconds is None else self._system.interface()
 
     def take_gpu(self) -> None:
         """Readings of this rank's GPU since the last call, for rank 0; on rank 0 the monitor writes them itself."""

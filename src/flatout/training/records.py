@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from flatout.decisions import Choice
 from flatout.engine.parallel import Parallel
 from flatout.runs import RunDirectory
 from flatout.timeline.startup import StartupClock
+from flatout.training.decided import NO_MONITOR
 from flatout.training.monitoring import OwnGpu
 from flatout.training.recording import RunRecords
 from flatout.training.setup import Setup
@@ -28,6 +30,9 @@ class OtherRankRecords:
 
     def take_gpu(self) -> dict[str, Any]:
         return self._gpu.take()
+
+    def monitored_interface(self) -> Choice[str | None]:
+        return NO_MONITOR
 
     def data_totals(self, stages: object) -> dict[str, Any]:
         return {}

@@ -16,6 +16,7 @@ from flatout.runs import RunDirectory
 from flatout.runs.directory import write_json, write_text
 from flatout.timeline import Recorder
 from flatout.training.data_identity import RunIdentity
+from flatout.training.decided import DecisionRecords
 from flatout.training.environment import describe_environment
 from flatout.training.rank_state import save_own
 from flatout.training.records import Records
@@ -36,11 +37,13 @@ class Saving:
         records: Records,
         recorder: Recorder,
         identity: RunIdentity,
+        decided: DecisionRecords,
         say: Callable[[str], None],
     ) -> None:
         self.failed_saves = 0  # since the last that succeeded
         self.lost_home: str | None = None  # why this run ends as soon as its weights are saved
         self._setup = setup
+        self._decided = decided
         self._learner = learner
         self._directory = directory
         self._ranks = ranks
@@ -63,6 +66,7 @@ class Saving:
         for name, text in setup.opened.files.items():
             write_text(directory.root / name, text)
         write_json(directory.environment, describe_environment(setup.device, setup.config))
+        self._decided.write()
 
     def save(self, progress: Progress) -> None:
         """A checkpoint by all ranks together: state of their own each, then the one that they share by rank 0."""

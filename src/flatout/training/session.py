@@ -7,6 +7,9 @@ from pathlib import Path
 
 from flatout.config.schema import StopConfig
 from flatout.config.tasks import metric_named
+from flatout.decisions import Choice, Resolved
+from flatout.decisions.compute import choose_precision
+from flatout.decisions.loading import DataDecisions
 from flatout.diagnosis.live import LiveHint
 from flatout.engine.cuda_defaults import say_arithmetic
 from flatout.engine.device_clock import clock_for
@@ -14,15 +17,17 @@ from flatout.engine.learner import Learner, state_digest
 from flatout.engine.loop import Job, finite_tensors, nothing_left, train
 from flatout.engine.optimizers import describe_optimizer
 from flatout.engine.parallel import Parallel
+from flatout.engine.parallel.joining import chosen_interface, own_place
 from flatout.engine.progress import EpochRecord, Progress, StepRecord
 from flatout.errors import EndedBySomeRank, FlatoutError, Interrupted, NoSpace, RunFailed
 from flatout.machine.available_memory import require_memory, tightest_limit
 from flatout.runs import RunDirectory
-from flatout.runs.directory import mark_failed, write_json
+from flatout.runs.directory import mark_failed
 from flatout.timeline import Recorder
 from flatout.timeline.startup import StartupClock
 from flatout.training.accounting import Accounting
 from flatout.training.data_identity import RunIdentity
+from flatout.training.decided import ONE_PROCESS, DecisionRecords, resolve
 from flatout.training.display import Display, RunLog, step_figures
 from flatout.training.failures import FailureHandling
 from flatout.training.link_preflight import look_at_link
@@ -48,8 +53,11 @@ class Session:
         signals: StopSignals,
         ranks: Parallel,
         startup: StartupClock,
+        precision: Choice[str] | None = None,  # as it was chosen, where the recipe leaves it open
     ) -> None:
         self._setup = setup
+        self._precision = precision or choose_precision(setup.config, setup.device.facts)
+        self._decided = DecisionRecords(directory)
         self._learner = learner
         self._directory = directory
         self._display = display
@@ -64,7 +72,7 @@ class Session:
         self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
         self._identity = RunIdentity(directory.root, setup.dataset)
         self._saving = Saving(
-            setup, learner, directory, ranks, self._records, self._recorder, self._identity, self._say
+            setup, learner, directory, ranks, self._records, self._recorder, self._identity, self._decided, self._say
         )
         self._accounting = Accounting(
             setup, ranks, self._records, self._recorder, self._batches, self._identity, self._trackers
@@ -168,14 +176,14 @@ class Session:
         epochs = math.ceil((setup.total_steps - progress.step) / opened.plan.batches_per_epoch)
         self._batches.open_train(workers, epochs, self._recorder, self._directory.root)
         source = self._batches.source
-        if self._ranks.rank == 0:
-            write_json(self._directory.resolved, source.resolved)
+        if self._ranks.rank == 0 and source.decided is not None:
+            self._decided.begin(self._resolve(source.decided), self._records.attempt, progress.step)
         self._batches.open_val(workers, epochs)
         if config.parallel.mode == "dp":
             self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
         self._say(
             f"training {config.model.name} on {setup.device.name}: {opened.what}, "
-            f"{setup.total_steps:,} steps, {workers} worker(s)"
+            f"{setup.total_steps:,} steps, {workers.value} worker(s)"
         )
         for line in (*say_arithmetic(config, setup.device), *source.notes):
             self._say(line)
@@ -196,6 +204,12 @@ class Session:
             peak_rate=setup.peak_rate(self._ranks.world_size),
         )
 
+    def _resolve(self, data: DataDecisions) -> Resolved:
+        config, place = self._setup.config, own_place(self._setup.config)
+        between = ONE_PROCESS if self._ranks.world_size == 1 or place is None else chosen_interface(config, place)
+        monitored = self._records.monitored_interface()
+        return resolve(config, self._learner, data, self._ranks.world_size, self._precision, between, monitored)
+
     def _begin_ranks(self, job: Job, failures: FailureHandling) -> None:
         """From here on the ranks watch each other."""
         notes = self._ranks.begin(job.learner, self._recorder, failures.lost_rank, job.source.quarantine.update)
@@ -212,6 +226,7 @@ class Session:
         self._recorder.end_startup()
         for record in train(job):
             self._accounting.record_quarantine()
+            self._decided.follow(job.source, job.progress.step)
             if isinstance(record, StepRecord):
                 self._records.step(record)
                 self._trackers.step(record)

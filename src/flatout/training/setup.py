@@ -10,8 +10,10 @@ import torch
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.batch import AnyDataset
+from flatout.decisions import Choice
+from flatout.decisions.compute import choose_precision, choose_threads
 from flatout.engine import checkpoint
-from flatout.engine.cuda_defaults import choose_precision, prepare_cuda, with_precision
+from flatout.engine.cuda_defaults import prepare_cuda, with_precision
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
 from flatout.engine.learner import Learner, build_learner, load_weights
 from flatout.engine.parallel import Parallel, SingleProcess
@@ -74,7 +76,7 @@ def prepare_setup(
     ranks, startup = ranks or SingleProcess(), startup or StartupClock()
     with startup.part("device"):
         device = choose_device(config.device)
-    config = with_precision(config, choose_precision(config, device))
+    config = with_precision(config, choose_precision(config, device.facts).value)
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
     open_own_task = import_task(config.task)  # before the clock of the listing runs
@@ -85,10 +87,10 @@ def prepare_setup(
     return Setup(config, device, opened, total)
 
 
-def run_precision(config: Config, directory: RunDirectory, begins: bool) -> str:
+def run_precision(config: Config, directory: RunDirectory, begins: bool) -> Choice[str]:
     """What train.precision=auto stands for: that of the run so far, or what suits this device where a run begins."""
     so_far = None if begins else precision_so_far(directory)
-    return choose_precision(config, choose_device(config.device)) if so_far is None else so_far
+    return choose_precision(config, choose_device(config.device).facts, so_far)
 
 
 def folder_name(name: str) -> str:
@@ -109,9 +111,7 @@ def prepare_compute(config: Config, device: Device) -> None:
 def compute_threads(config: Config, device_kind: str) -> int:
     """1 beside a GPU: what torch does on the host is small there, and every thread that does some of it would start
     a team of its own."""
-    if config.threads != "auto":
-        return config.threads
-    return 1 if device_kind == "cuda" else usable_cores()
+    return choose_threads(config.threads, device_kind, usable_cores()).value
 
 
 def new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 from flatout.cost import Usage
 from flatout.data.batch import BatchSource, Failure, LoadStats
 from flatout.data.loading.prepare import BatchPlan
+from flatout.decisions import Choice
+from flatout.decisions.caching import is_off
+from flatout.decisions.loading import choose_sharing
 from flatout.timeline import Recorder
 from flatout.training.setup import Setup
 
@@ -31,10 +34,10 @@ class RunBatches:
         assert self._source is not None, "open_train comes first"
         return self._source
 
-    def open_train(self, workers: int, epochs: int, recorder: Recorder, run: Path) -> None:
+    def open_train(self, workers: Choice[int], epochs: int, recorder: Recorder, run: Path) -> None:
         """`epochs` are those still to come."""
         config, opened, kind = self._setup.config, self._setup.opened, self._setup.device.kind
-        if config.data.shared == "off":
+        if is_off(choose_sharing(config.data.shared).value):
             self._source = opened.open_source(opened.plan, config.data, workers, True, kind, recorder, epochs=epochs)
             return
         from flatout.service.client.opening import open_shared_loader  # a run that does not share does not pay for it
@@ -50,14 +53,14 @@ class RunBatches:
             recorder=recorder,
         )
 
-    def open_val(self, workers: int, epochs: int) -> None:
+    def open_val(self, workers: Choice[int], epochs: int) -> None:
         """After `open_train`: it takes the memory that is left. Nothing happens without a validation split."""
         config, opened = self._setup.config, self._setup.opened
         if opened.val_plan is not None:
             self.val_source = opened.open_source(
                 opened.val_plan,
                 config.data,
-                min(workers, 1),
+                min(workers.value, 1),
                 False,
                 self._setup.device.kind,
                 memory_taken=self.source.memory_bytes,
@@ -81,8 +84,7 @@ class RunBatches:
         """What sharing did; None where nothing is shared."""
         if self._pool is None:
             return None
-        shared = self._setup.config.data.shared
-        return {**self._pool.summary(), "served_from": "this machine" if shared == "auto" else shared}
+        return {**self._pool.summary(), "served_from": choose_sharing(self._setup.config.data.shared).value}
 
     def close(self) -> None:
         for source in self._opened():

@@ -229,7 +229,7 @@ def test_a_cache_that_is_asked_for_is_refused(split: Split, key: str, cache: str
 def test_auto_says_why_it_does_not_fill(split: Split) -> None:
     chosen = choose_cache("auto", BatchPlan(split, SCALED, 0, 6), "thread", epochs=90)
     assert chosen.store is None
-    assert chosen.note == "cache: off, view photos has decode: scaled and a cache keeps whole, exact images"
+    assert chosen.choice.note == "cache: off, view photos has decode: scaled and a cache keeps whole, exact images"
 
 
 def test_a_decoded_pack_is_refused(tmp_path: Path) -> None:

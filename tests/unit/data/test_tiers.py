@@ -1,6 +1,7 @@
 """Which cache is chosen, what is said about it, and that it stays within its budget."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from small_datasets import TORN, encoded, jpeg, opened, pixels, sample_files, sp
 from flatout.config.schema import DataConfig
 from flatout.data.loading import loader as loader_module
 from flatout.data.loading import tiers
-from flatout.data.loading.fill_costs import Probed, SampleCosts
+from flatout.data.loading.fill_costs import Probed
 from flatout.data.loading.loader import open_loader
 from flatout.data.loading.prepare import BatchPlan, prepare
 from flatout.data.loading.tiers import Chosen, choose_cache
@@ -21,6 +22,7 @@ from flatout.data.pixels.decode import Undecodable, decode_pixels, native
 from flatout.data.pixels.views import SHIPPED
 from flatout.data.source.dataset import Split
 from flatout.data.source.pack_writer import PackOptions, write_pack
+from flatout.decisions.caching import SampleCosts
 from flatout.machine import budgets
 from flatout.machine.cgroup import Limits
 
@@ -80,23 +82,23 @@ def test_decisions(
 ) -> None:  # fmt: skip
     budget(monkeypatch, memory, disk)
     chosen = released(choose_cache(wanted, recipe(split), kind))
-    assert chosen.note.startswith(note)
+    assert chosen.choice.note.startswith(note)
     on_disk = cache / f"decoded-{split.storage_key()}"
     assert on_disk.exists() == (tier == "disk")
     assert (chosen.store is None) == (tier is None)
-    assert chosen.to_dict(wanted, None)["tier"] == (tier or "off")
+    assert chosen.choice.value == (tier or "off")
     if chosen.store is not None:
         assert chosen.store.arena.capacity_bytes <= (memory if tier == "memory" else disk)
         assert chosen.store.arena.rows == 20
     if tier == "disk":
-        assert str(on_disk) in chosen.note
+        assert str(on_disk) in chosen.choice.note
         assert sum(path.stat().st_size for path in on_disk.iterdir()) < disk + 1000
 
 
 def test_a_decoded_pack_needs_no_cache(tmp_path: Path, split: Split) -> None:
     list(write_pack(opened(tmp_path / "data"), tmp_path / "pack", PackOptions("decoded")))
     chosen = choose_cache("auto", recipe(opened(tmp_path / "pack").train), "thread")
-    assert (chosen.store, chosen.note) == (None, "cache: not needed, the pack is decoded")
+    assert (chosen.store, chosen.choice.note) == (None, "cache: not needed, the pack is decoded")
 
 
 def test_images_of_several_sizes_get_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_what_no_longer_fits_is_read_again_and_counted(split: Split) -> None:
 def test_samples_of_which_none_can_be_decoded_still_get_an_answer(tmp_path: Path, wanted: str) -> None:
     bad = split_of(tmp_path / "bad", 8, dict.fromkeys(range(8), b"text"))
     chosen = released(choose_cache(wanted, recipe(bad), "thread"))
-    assert chosen.note.startswith("cache: ")
+    assert chosen.choice.note.startswith("cache: ")
 
 
 def test_a_cache_in_use_is_done_without(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,7 @@ def test_a_cache_in_use_is_done_without(split: Split, monkeypatch: pytest.Monkey
     second = choose_cache("disk", recipe(split), "thread")
     assert first.store is not None
     assert second.store is None
-    assert "in use by another run; this one goes without" in second.note
+    assert "in use by another run; this one goes without" in second.choice.note
     released(first)
     assert released(choose_cache("disk", recipe(split), "thread")).store is not None
 
@@ -167,7 +169,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     chosen = choose_cache("disk", recipe(split), "thread")
     assert chosen.store is None
-    assert chosen.note.startswith("cache: off, no room for a disk cache")
+    assert chosen.choice.note.startswith("cache: off, no room for a disk cache")
 
 
 def test_a_disk_cache_counts_towards_its_own_budget(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,16 +290,12 @@ def test_what_was_decided_is_written_down_with_its_figures(split: Split, monkeyp
     budget(monkeypatch, BIG, BIG)
     costs = SampleCosts(crop_seconds=0.002, fill_seconds=0.010, kept_seconds=0.001)  # pays after 9 epochs
     monkeypatch.setattr(tiers, "probe_samples", lambda recipe, with_costs: Probed(DECODED / 20, True, costs))
-    told = open_loader(recipe(split), DataConfig(path="x"), 0, epochs=3).resolved["cache"]
-    assert json.loads(json.dumps(told)) == told
-    assert {key: told[key] for key in ("wanted", "tier", "fits", "possible", "epochs")} == {
-        "wanted": "auto", "tier": "off", "fits": "memory", "possible": True, "epochs": 3,
+    decided = open_loader(recipe(split), DataConfig(path="x"), 0, epochs=3).decided
+    assert decided is not None
+    told = json.loads(json.dumps(asdict(decided)))["cache"]
+    assert {key: told[key] for key in ("wanted", "value", "fits", "possible", "epochs")} == {
+        "wanted": "auto", "value": "off", "fits": "memory", "possible": True, "epochs": 3,
     }  # fmt: skip
     assert (told["crop_seconds"], told["fill_seconds"], told["kept_seconds"]) == (0.002, 0.010, 0.001)
     assert told["pays_after_epochs"] == pytest.approx(9)
     assert "pays after 9 epochs, the run has 3" in told["reason"]
-
-
-def test_a_cache_that_never_pays_is_no_infinite_number(split: Split) -> None:
-    never = Chosen(None, "cache: off, never pays", costs=SampleCosts(0.001, 0.002, 0.001))
-    assert never.to_dict("auto", 3)["pays_after_epochs"] is None

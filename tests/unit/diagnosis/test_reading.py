@@ -125,6 +125,6 @@ def test_what_the_loader_decided_about_a_cache(run: Path) -> None:
     (run / "resolved.json").write_text(json.dumps({"cache": told}))
     choice = read_signals(read_run(run)).input.cache_choice
     assert choice is not None
-    assert (choice.tier, choice.declined, choice.reason) == ("off", True, "off, never pays")
+    assert (choice.value, choice.declined, choice.reason) == ("off", True, "off, never pays")
     (run / "resolved.json").write_text(json.dumps({"cache": ["of", "another", "kind"]}))
     assert read_signals(read_run(run)).input.cache_choice is None

@@ -1,4 +1,4 @@
-"""Is it worth keeping decoded samples? Measured on a few of them, decided by arithmetic."""
+"""What keeping decoded samples would cost and save, measured on a few of them; decisions/caching.py decides by it."""
 
 import time
 from contextlib import suppress
@@ -12,26 +12,10 @@ from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.decode import Undecodable, decode_pixels, native
 from flatout.data.pixels.draws import draw
 from flatout.data.source.readers import read_source
+from flatout.decisions.caching import SampleCosts
 from flatout.errors import StorageError
-from flatout.units import format_seconds
 
-ASSUMED_EPOCHS = 3  # of a job that does not say: filling must have paid by then
 _SIZED, _TIMED = 32, 8  # samples whose size is looked at, and of these, that are timed
-
-
-@dataclass(frozen=True)
-class SampleCosts:
-    """Seconds that one sample takes one core: reading it and decoding what its crop shows; reading it, decoding and
-    keeping all of it; and taking a crop of what is kept."""
-
-    crop_seconds: float
-    fill_seconds: float
-    kept_seconds: float
-
-    def pays_after_epochs(self) -> float:
-        """From how many epochs on filling takes less time in all; infinite where it never does."""
-        gain, extra = self.crop_seconds - self.kept_seconds, self.fill_seconds - self.crop_seconds
-        return 1 + max(0.0, extra) / gain if gain > 0 else float("inf")
 
 
 @dataclass(frozen=True)
@@ -41,22 +25,6 @@ class Probed:
     decoded_bytes: float  # of a sample as it is kept, on average
     one_size: bool  # of all; never of those kept as planes: a grey one among many may not have been looked at
     costs: SampleCosts | None
-
-
-def fill_or_not(costs: SampleCosts | None, epochs: int | None) -> tuple[bool, str]:
-    """Whether to fill a cache that has room for everything, and why; `epochs` are those still to come, if known."""
-    if epochs is not None and epochs <= 1:
-        return False, "the run has one epoch and needs each sample once"
-    if costs is None:
-        return True, "samples are decoded whole anyway"
-    expected = (
-        f"{format_seconds(costs.fill_seconds)} a sample and core in the first epoch and "
-        f"{format_seconds(costs.kept_seconds)} then, {format_seconds(costs.crop_seconds)} without"
-    )
-    pays = costs.pays_after_epochs()
-    least = "never pays" if pays == float("inf") else f"pays after {pays:.2g} epochs"
-    known = f"the run has {epochs}" if epochs is not None else f"{ASSUMED_EPOCHS} are assumed"
-    return pays < (ASSUMED_EPOCHS if epochs is None else epochs), f"{least}, {known}: {expected}"
 
 
 def probe_samples(recipe: BatchPlan, with_costs: bool) -> Probed:

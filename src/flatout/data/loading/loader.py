@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +19,18 @@ from flatout.data.loading.process_pool import ProcessPool, worker_bytes
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.loading.staging import is_remote, staged
 from flatout.data.loading.tiers import choose_cache
-from flatout.data.loading.worker_count import MOST_WORKERS, WorkerControl, workers_for
+from flatout.data.loading.worker_count import WorkerControl
 from flatout.data.pixels.decode import Undecodable, decode_pixels, native
 from flatout.data.source.readers import read_source
+from flatout.decisions import Change, Choice
+from flatout.decisions import loading as decisions
+from flatout.decisions.loading import DataDecisions
+from flatout.decisions.loading import Pool as PoolChoice
 from flatout.errors import DataError, StorageError, TooManyQuarantined
-from flatout.machine.budgets import fit_batches, memory_budget_bytes, usable_cores
+from flatout.machine.budgets import memory_budget_bytes, usable_cores
 from flatout.timeline import Recorder
 
 _MEASUREMENTS, _MEASURED = 3, 4  # times samples that are prepared to choose the number of workers
-FETCHERS = 4  # batches of remote samples under way at once
 
 
 class Loader:
@@ -46,7 +48,8 @@ class Loader:
         control: WorkerControl | None = None,
     ) -> None:
         self.notes: tuple[str, ...] = ()  # what was chosen, and why
-        self.resolved: dict[str, Any] = {}
+        self.decided: DataDecisions | None = None
+        self.changes: list[Change] = []  # of what was decided, while it runs
         self.log: SampleLog | None = None
         self.cache: SampleCache | None = None
         self.memory_bytes = 0  # at most, for batches and cache
@@ -80,14 +83,19 @@ class Loader:
                 self._recorder.value("queue", "depth", ready)
             prepared = self._pool.wait((epoch, index), self._deadline_seconds)
             if self._control is not None and (note := self._control.after_batch(ready, time.perf_counter() - asked)):
-                self.notes += (f"{note}, at batch {index} of epoch {epoch}",)
                 self._prefetch = self._control.prefetch
+                self._note_change(f"{note}, at batch {index} of epoch {epoch}", self._control)
                 if self._recorder is not None:
                     self._recorder.value("workers", "active", self._control.active_workers)
             self._pending.popleft()
             if self._look_ahead or index + 1 < self.batches_per_epoch:
                 self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
             yield self._checked(prepared)
+
+    def _note_change(self, note: str, control: WorkerControl) -> None:
+        self.notes += (note,)
+        self.changes.append(Change("data.workers", control.active_workers, note.removeprefix("workers: ")))
+        self.changes.append(Change("data.prefetch", control.prefetch, "follows the number of workers"))
 
     @property
     def stage_is_full(self) -> str | None:
@@ -163,92 +171,85 @@ def as_batch(prepared: Prepared) -> Batch:
 def open_loader(
     recipe: BatchPlan,
     config: DataConfig,
-    workers: int,
+    workers: int | Choice[int],
     look_ahead: bool = True,
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
     memory_taken: int = 0,
     epochs: int | None = None,
 ) -> Loader:
-    """A loader with the workers the configuration asks for, and the stage and cache that fit beside `memory_taken` and
-    pay in the `epochs` to come, if anybody knows them. Batches for `device_kind` cuda are in pinned memory."""
-    kind = choose_kind(config.worker_kind, workers)
-    log: SampleLog | None = None
-    notes: list[str | None] = []
-    if kind != "process":
-        split, log, note = staged(recipe.split, config.stage)
-        recipe, notes = replace(recipe, split=split), [note]
-    elif config.stage != "off" and is_remote(recipe.split):
-        notes = ["stage: off, worker processes read the store every epoch (data.worker_kind)"]
-    recipe = with_raw_shape(recipe)
-    fetchers = FETCHERS if kind == "thread" and is_remote(recipe.split) else 0
-    adapts = config.workers == "auto" and kind == "thread"
-    most = max(workers, min(MOST_WORKERS, usable_cores())) if adapts else workers
-    most_ahead = most if config.memory == "auto" else workers  # a budget is shared with the cache: no more than needed
-    wanted = 2 * most_ahead + fetchers if config.prefetch == "auto" else config.prefetch
-    own_bytes = workers * worker_bytes(recipe) if kind == "process" else 0
-    wanted = 1 if kind == "inline" else wanted
+    """A loader with so many workers, and the stage and cache that fit beside `memory_taken` and pay in the `epochs` to
+    come, if anybody knows them. Batches for `device_kind` cuda are in pinned memory. What was decided is in `decided`.
+    """
+    chosen = decisions.decide_pool(config, workers, native is not None, is_remote(recipe.split), usable_cores())
+    kind, count = chosen.kind.value, chosen.workers.value
+    split, log, stage = staged(recipe.split, config.stage, kind)
+    recipe = with_raw_shape(replace(recipe, split=split))
+    own_bytes = count * worker_bytes(recipe) if kind == "process" else 0
     memory = memory_for(device_kind)
-    prefetch, cache_bytes = _fit_memory(config, recipe, wanted, memory_taken + own_bytes, memory)
-    cache = choose_cache(config.cache, recipe, kind, cache_bytes, epochs)
-
-    def prefetch_for(active: int) -> int:
-        return min(prefetch, 2 * active + fetchers) if config.prefetch == "auto" and kind != "inline" else prefetch
-
-    pool: Pool
-    control: WorkerControl | None = None
-    if kind == "inline":
-        pool = InlinePool(recipe, cache.store, memory)
-    elif kind == "thread":
-        pool = ThreadPool(recipe, workers, cache.store, fetchers, memory)
-        if adapts:
-            control = WorkerControl(pool, usable_cores(), most, prefetch_for)
-    else:
-        pool = ProcessPool(recipe, workers, memory)
-        notes.append(memory_note())
+    batch_bytes = memory.granted_bytes(recipe.largest_bytes())
+    plan = decisions.fit_memory(
+        config.memory,
+        chosen.prefetch,
+        batch_bytes,
+        memory_taken + own_bytes,
+        memory_budget_bytes(),
+        memory.is_pinned,
+    )
+    cache = choose_cache(config.cache, recipe, kind, plan.cache_bytes, epochs)
+    prefetch = plan.prefetch.value
+    pool, control = _open_pool(recipe, chosen, cache.store, memory, prefetch)
     loader = Loader(
         recipe,
         pool,
-        prefetch_for(workers),
+        chosen.prefetch_with(count, prefetch),
         config.batch_deadline_seconds,
         config.max_quarantine_share,
         look_ahead,
         recorder,
         control,
     )
-    if adapts:
-        notes.append(f"workers: {workers} to begin with, up to {most} where batches are waited for and cores are idle")
-    loader.notes = tuple(note for note in (*notes, cache.note) if note)
-    loader.resolved = {"cache": cache.to_dict(config.cache, epochs)}
+    shm_note = memory_note() if kind == "process" else None
+    loader.notes = tuple(note for note in (stage.note, shm_note, _adapts_note(chosen), cache.choice.note) if note)
+    loader.decided = decisions.decided_locally(config, chosen, plan, stage, cache.choice)
     loader.log, loader.cache = log, cache.store
-    loader.memory_bytes = own_bytes + (prefetch + 2) * memory.granted_bytes(recipe.largest_bytes()) + cache.memory_bytes
+    loader.memory_bytes = own_bytes + (prefetch + 2) * batch_bytes + cache.memory_bytes
     return loader
 
 
-def _fit_memory(
-    config: DataConfig, recipe: BatchPlan, prefetch: int, taken: int, memory: HostMemory
-) -> tuple[int, int]:
-    """Batches ahead, and what is left for the cache."""
-    batch_bytes = memory.granted_bytes(recipe.largest_bytes())
-    if config.memory == "auto":
-        pinned_bytes = (prefetch + 2) * batch_bytes if memory.is_pinned else 0  # nobody can swap it out
-        return prefetch, max(0, memory_budget_bytes() - taken - pinned_bytes)
-    return fit_batches(config.memory - taken, batch_bytes, prefetch)
+def _open_pool(
+    recipe: BatchPlan, chosen: PoolChoice, cache: SampleCache | None, memory: HostMemory, prefetch: int
+) -> tuple[Pool, WorkerControl | None]:
+    """The workers, and who changes their number while they work, where anybody does."""
+    if chosen.kind.value == "inline":
+        return InlinePool(recipe, cache, memory), None
+    if chosen.kind.value == "process":
+        return ProcessPool(recipe, chosen.workers.value, memory), None
+    pool = ThreadPool(recipe, chosen.workers.value, cache, chosen.fetchers.value, memory)
+    if not chosen.adapts:
+        return pool, None
+
+    def prefetch_for(active: int) -> int:
+        return chosen.prefetch_with(active, prefetch)
+
+    return pool, WorkerControl(pool, usable_cores(), chosen.most_workers.value, prefetch_for)
 
 
-def choose_kind(wanted: str, workers: int) -> str:
-    """Threads scale with the compiled decoder, which works outside the GIL; without it, processes do."""
-    if workers == 0:
-        return "inline"
-    return ("thread" if native is not None else "process") if wanted == "auto" else wanted
+def _adapts_note(chosen: PoolChoice) -> str | None:
+    if not chosen.adapts:
+        return None
+    first, most = chosen.workers.value, chosen.most_workers.value
+    return f"workers: {first} to begin with, up to {most} where batches are waited for and cores are idle"
 
 
-def choose_workers(wanted: int | str, device_kind: str, recipe: BatchPlan) -> int:
+def choose_workers(wanted: int | str, device_kind: str, recipe: BatchPlan) -> Choice[int]:
     """`auto` looks at the cores and at what preparing a few samples takes here."""
-    if isinstance(wanted, int):
-        return wanted
-    if is_remote(recipe.split):  # fetchers do the waiting
-        return workers_for(usable_cores(), device_kind, 0.0)
+    waits = 0.0 if isinstance(wanted, int) or is_remote(recipe.split) else _waits_per_work(recipe)
+    return decisions.choose_workers(wanted, usable_cores(), device_kind, waits)  # of a store, fetchers do the waiting
+
+
+def _waits_per_work(recipe: BatchPlan) -> float:
+    """Seconds of reading a few samples over seconds of decoding them."""
     few = with_raw_shape(replace(recipe, batch_size=_MEASURED, rank=0, world_size=1))  # a slice of few may be none
     space, waits = np.empty(few.shape(0), np.uint8), []
     for index in range(min(_MEASUREMENTS, few.batches_per_epoch)):
@@ -256,7 +257,7 @@ def choose_workers(wanted: int | str, device_kind: str, recipe: BatchPlan) -> in
         waits.append(stages.fetch / max(stages.decode + stages.augment, 1e-6))
     # the least: slow files are slow every time, what is done once (finding all samples of a tar) and others that have
     # the core are not
-    return workers_for(usable_cores(), device_kind, min(waits))
+    return min(waits)
 
 
 def with_raw_shape(recipe: BatchPlan) -> BatchPlan:

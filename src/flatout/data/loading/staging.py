@@ -12,11 +12,12 @@ from flatout.cache.sample_log import SampleLog
 from flatout.data.source.dataset import Split
 from flatout.data.source.pack import PackReader
 from flatout.data.source.readers import ObjectReader, Reader, Rows, Source, read_source
+from flatout.decisions.caching import OFF, StageChoice, choose_stage, stage_without_looking
+from flatout.decisions.loading import is_url
 from flatout.errors import NoSpace, StorageError
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, kept_bytes
 from flatout.storage import is_fuse_mount
 from flatout.storage.counters import StoreCounters
-from flatout.units import format_bytes
 
 
 class Underway:
@@ -91,26 +92,27 @@ def is_remote(split: Split) -> bool:
     reader = split.reader.inner if isinstance(split.reader, StagedReader) else split.reader
     if not isinstance(reader, ObjectReader):
         store = getattr(reader, "store", None)
-        return store is not None and "://" in store.url
+        return store is not None and is_url(store.url)
     path = reader.store.local_path(reader.names[0]) if reader.names else None
-    return is_fuse_mount(path) is not None if path is not None else "://" in reader.store.url
+    return is_fuse_mount(path) is not None if path is not None else is_url(reader.store.url)
 
 
-def staged(split: Split, wanted: str) -> tuple[Split, SampleLog | None, str | None]:
-    """The split with a stage in front where that makes sense, and a sentence about it (None for local data)."""
-    if wanted == "off" or not is_remote(split):
-        return split, None, None
+def staged(split: Split, wanted: str, pool: str = "thread") -> tuple[Split, SampleLog | None, StageChoice]:
+    """The split with a stage in front where that is chosen, and the choice. `pool` is the kind of workers."""
+    if (choice := stage_without_looking(wanted, is_remote(split), pool)) is not None:
+        return split, None, choice
     folder = cache_folder() / f"staged-{split.storage_key()}"
-    needed, free = _stored_bytes(split), disk_budget_bytes(cache_folder())
-    if needed - kept_bytes(folder) > free:
-        return split, None, f"stage: off, {format_bytes(needed)} do not fit the {format_bytes(free)} to spare on disk"
+    free = disk_budget_bytes(cache_folder())
+    choice = choose_stage(wanted, _stored_bytes(split), kept_bytes(folder), free, folder)
+    if choice.value == OFF:
+        return split, None, choice
     try:
         log = SampleLog(folder).open(split.origins.locators)
     except (NoSpace, OSError) as error:
-        return split, None, f"stage: off, {error}"
+        return split, None, choice.failed(error)
     have = f"{len(log)} of {len(split)} samples are there already" if len(log) else "filled during the first epoch"
-    note = f"stage: {format_bytes(needed)} to {folder}, {have}"
-    return replace(split, reader=StagedReader(split.reader, log)), log, note
+    choice = replace(choice, reason=f"{choice.reason}, {have}")
+    return replace(split, reader=StagedReader(split.reader, log)), log, choice
 
 
 def _stored_bytes(split: Split) -> int:

@@ -1,48 +1,16 @@
-"""How many threads prepare batches: a first guess from the cores, corrected while running by what the queue and the
-cores say. Batches are the same whatever the number."""
+"""How many threads prepare batches, corrected while running by what the queue and the cores say. Batches are the same
+whatever the number."""
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import psutil
 
-MOST_WORKERS = 16
+from flatout.decisions.loading import Window, adapt_workers
+
 _MANY = 1 << 30
 _WINDOW_SECONDS, _WINDOW_BATCHES = 0.5, 4  # at the least, between two decisions
-
-
-def workers_for(cores: int, device_kind: str, waits_per_work: float) -> int:
-    """One beside a CPU that trains, else one for every core; more where workers mostly wait for slow files, since a
-    waiting worker needs no core. At most 16."""
-    busy = 1 if device_kind == "cpu" else max(1, cores)
-    return min(MOST_WORKERS, math.ceil(busy * (1 + waits_per_work) if waits_per_work > 1 else busy))
-
-
-@dataclass(frozen=True)
-class Window:
-    """What was seen since the last decision."""
-
-    waited_share: float
-    """Of the time in which the consumer waited for a batch."""
-    least_ready: int
-    """Batches that were ready when one was asked for, at the least."""
-    busy_share: float
-    """Of the workers' time in which they had something to do."""
-    idle_cores: float
-    """Of those this process may use."""
-
-
-def wanted_workers(active: int, seen: Window, most: int, starved_with: int) -> int:
-    """One more where batches are waited for while workers are busy and cores are not; one fewer where batches pile up
-    and no core is left, but never down to `starved_with`, with which batches were waited for before."""
-    core_while_waiting = seen.idle_cores > 0.7 * seen.waited_share
-    if seen.waited_share > 0.1 and seen.busy_share > 0.8 and core_while_waiting and active < most:
-        return active + 1
-    piled_up = seen.waited_share < 0.01 and seen.least_ready > active
-    return active - 1 if piled_up and seen.idle_cores < 0.1 and active - 1 > starved_with else active
 
 
 class Resizable(Protocol):
@@ -94,7 +62,7 @@ class WorkerControl:
             return None
         active, seen = self._pool.active_workers, self._seen(seconds)
         self._begin()
-        wanted = wanted_workers(active, seen, self._most, self._starved_with)
+        wanted = adapt_workers(active, seen, self._most, self._starved_with)
         if wanted == active:
             return None
         self._starved_with = active if wanted > active else self._starved_with

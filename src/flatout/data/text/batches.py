@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
 from flatout.data.loading.pools import Buffers
 from flatout.data.text.parallel_text import TextSplit, Tokens
 from flatout.data.text.vocabulary import BEGIN, END, PAD
+from flatout.decisions import Change
+from flatout.decisions.loading import DataDecisions
 from flatout.errors import TooManyQuarantined, WorkerFailed
 from flatout.sampling import rank_slice
 from flatout.sampling.token_batches import TokenCut, batch_of, batch_order, cut_by_tokens, token_order
@@ -155,7 +156,8 @@ class TextSource:
         memory: HostMemory = PAGEABLE,
     ) -> None:
         self.notes: tuple[str, ...] = ()
-        self.resolved: dict[str, Any] = {}
+        self.decided: DataDecisions | None = None
+        self.changes: list[Change] = []  # none: one thread stays one thread
         self.recipe = recipe
         self.samples = len(recipe.split)
         self.batches_per_epoch = recipe.batches_per_epoch

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from flatout.config.schema import Config
+from flatout.decisions import Choice
+from flatout.decisions.compute import choose_interface
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import Learner
 from flatout.engine.optimizers import optimizer_for
@@ -112,6 +114,12 @@ def apply_parallelism(learner: Learner, config: Config, world_size: int) -> None
         learner.optimizer = optimizer_for(learner.model, config.train)  # of the shards, which are other tensors
 
 
+def chosen_interface(config: Config, place: RankPlace) -> Choice[str]:
+    """Of the traffic between ranks."""
+    names = list(psutil.net_if_addrs())
+    return choose_interface(config.parallel.interface, lambda: interface_towards(place.master_address), names)
+
+
 @contextmanager
 def process_group(config: Config, place: RankPlace | None) -> Iterator[Parallel]:
     """The ranks of this run, once all of them have joined; `place` is what `own_place` found."""
@@ -122,12 +130,7 @@ def process_group(config: Config, place: RankPlace | None) -> Iterator[Parallel]
 
     check_world(config, place)
     share_machine(place.local_world_size)
-    interface = config.parallel.interface
-    if interface == "auto":
-        interface = interface_towards(place.master_address)
-    elif interface not in psutil.net_if_addrs():
-        names = ", ".join(sorted(psutil.net_if_addrs()))
-        raise ConfigError(f"parallel.interface is {interface!r}; this machine has {names}")
+    interface = chosen_interface(config, place).value
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)
     backend, card = "gloo", None

@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from flatout.cache.batch_store import BatchStore
@@ -13,6 +13,9 @@ from flatout.config.schema import DataConfig
 from flatout.data.loading.loader import Loader, open_loader, with_raw_shape
 from flatout.data.loading.pinned_memory import memory_for
 from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.staging import is_remote
+from flatout.decisions import Change, Choice
+from flatout.decisions.loading import HERE, choose_shared_bytes, choose_sharing, decide_shared
 from flatout.errors import ServiceUnavailable
 from flatout.service.client.pool import SharedPool
 from flatout.service.client.session import JoinSettings, ServiceConnection
@@ -25,13 +28,11 @@ from flatout.service.transport.paths import service_paths
 from flatout.service.transport.stores import open_batch_store
 from flatout.timeline import Recorder
 
-_PREFETCH = 2  # told to the pool, which needs it only when it works alone
-
 
 def open_shared_loader(
     recipe: BatchPlan,
     config: DataConfig,
-    workers: int,
+    workers: int | Choice[int],
     device_kind: str,
     split: str = "train",
     epochs: int | None = None,
@@ -46,18 +47,29 @@ def open_shared_loader(
     spec = describe(recipe, config, split)
     register = _registration(recipe, spec, epochs, _remembered(order_file), config.shared_start == "window")
 
+    decided = decide_shared(config, workers, is_remote(recipe.split))
+    changes: list[Change] = []
+
     def open_local() -> Loader:
-        return open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
+        local = open_loader(recipe, config, workers, device_kind=device_kind, epochs=epochs)
+        if local.decided is not None:
+            changes.append(Change("data", asdict(local.decided), "this job prepares batches itself"))
+        return local
 
     remember = _rememberer(order_file if config.shared_start == "window" else None)
     pool = SharedPool(recipe, JoinSettings(register, _connector(config), remember), open_local, memory_for(device_kind))
     pool.join()
-    prefetch = max(_PREFETCH, 2 * workers)
     loader = Loader(
-        recipe, pool, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder=recorder
+        recipe,
+        pool,
+        decided.prefetch.value,
+        config.batch_deadline_seconds,
+        config.max_quarantine_share,
+        recorder=recorder,
     )
+    loader.decided, loader.changes = decided, changes
     loader.notes = tuple(pool.notes) or (f"shared: alone for now, {pool.stats.last_trouble}",)
-    if config.shared == "auto" and (note := memory_note()) is not None:
+    if decided.shared.value == HERE and (note := memory_note()) is not None:
         loader.notes += (note,)
     return loader, pool
 
@@ -82,7 +94,7 @@ def _registration(
 
 
 def _connector(config: DataConfig) -> Callable[[bool], tuple[ServiceConnection, BatchStore]]:
-    capacity = None if config.shared_bytes == "auto" else config.shared_bytes
+    capacity = choose_shared_bytes(config).value
 
     def remote(wait: bool) -> tuple[ServiceConnection, BatchStore]:
         with needs("service"):
@@ -109,7 +121,7 @@ def _connector(config: DataConfig) -> Callable[[bool], tuple[ServiceConnection, 
                 raise
         return connection, open_batch_store(replace(access, tls_ca=config.shared_tls_ca))
 
-    return connector if config.shared == "auto" else remote
+    return connector if choose_sharing(config.shared).value == HERE else remote
 
 
 def _remembered(path: Path | None) -> tuple[int, int] | None:

@@ -29,6 +29,7 @@ from flatout.data.pixels.draws import Mix
 from flatout.data.pixels.views import View
 from flatout.data.source.dataset import Split, open_dataset
 from flatout.data.source.identity import DIGEST_BYTES, are_equal, are_known, as_words
+from flatout.decisions.loading import is_url, orders_in_flight
 from flatout.errors import ConfigError, DataError
 from flatout.service.protocol.stream_spec import StreamSpec
 
@@ -67,7 +68,7 @@ class AnotherDataset(DataError):
 def describe(plan: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
     """The spec of a plan's batches; a plan beyond the limits of what services make is a ConfigError."""
     data = {
-        "path": config.path if "://" in config.path else os.path.abspath(config.path),
+        "path": config.path if is_url(config.path) else os.path.abspath(config.path),
         **{
             name: getattr(config, name)
             for name in ("classes", "samples_per_class", "holdout", "cache", "stage", "layout")
@@ -154,7 +155,7 @@ def open_preparer(spec: StreamSpec) -> Preparer:
     split, _, _ = staged(split, data.stage)
     recipe = BatchPlan(split, view, **{name: getattr(spec, name) for name in _PLAN_FIELDS})
     cache = choose_cache(data.cache, recipe, "thread").store
-    return ImagePreparer(recipe, cache, 4 if is_remote(split) else 1)
+    return ImagePreparer(recipe, cache, orders_in_flight(is_remote(split)))
 
 
 def flatten(prepared: Prepared) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -8,6 +8,8 @@ from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import resolve_view
 from flatout.data.source.dataset import open_dataset
 from flatout.data.source.layouts import KNOWN_LAYOUTS
+from flatout.decisions import Choice
+from flatout.decisions.batches import choose_batch
 from flatout.errors import DataError
 from flatout.tasks.classification.emulated import EmulatedClassification
 from flatout.tasks.classification.task import TOP5_CLASSES, Classification
@@ -41,7 +43,7 @@ def open_task(config: Config, run_folder: Path | None, rank: int, world_size: in
 
 def _global_batch(config: Config, samples: int, world_size: int) -> int:
     """Samples of a batch over all ranks; refused where the split has fewer."""
-    global_batch = config.data.global_batch or config.data.batch_size * world_size
+    global_batch = choose_batch(config, world_size).value
     if global_batch > samples:
         on_each = config.data.global_batch is None and world_size > 1
         on_ranks = f" on each of {world_size} ranks" if on_each else ""
@@ -52,5 +54,5 @@ def _global_batch(config: Config, samples: int, world_size: int) -> int:
     return global_batch
 
 
-def _workers(config: DataConfig, device_kind: str, plan: BatchPlan) -> int:
+def _workers(config: DataConfig, device_kind: str, plan: BatchPlan) -> Choice[int]:
     return choose_workers(config.workers, device_kind, plan)

@@ -7,6 +7,9 @@ from flatout.data.batch import BatchSource
 from flatout.data.loading.pinned_memory import memory_for
 from flatout.data.text.batches import TextBatchPlan, TextSource
 from flatout.data.text.parallel_text import VOCABULARY_FILE, open_parallel_text
+from flatout.decisions import Choice
+from flatout.decisions.batches import choose_batch
+from flatout.decisions.loading import choose_text_workers, decide_text
 from flatout.errors import DataError
 from flatout.tasks.setup import TaskSetup
 from flatout.tasks.translation.task import Translation
@@ -17,7 +20,7 @@ from flatout.units import format_bytes
 def open_task(config: Config, run_folder: Path | None, rank: int, world_size: int) -> TaskSetup:
     """With the vocabulary of `run_folder`, where a run there goes on."""
     text, budget = open_parallel_text(config.data, run_folder), config.data.batch_tokens
-    tokens, pieces = budget * world_size, len(text.vocabulary)
+    tokens, pieces = choose_batch(config, world_size).value, len(text.vocabulary)
     plan = TextBatchPlan(text.train, config.train.seed, tokens, rank=rank, world_size=world_size)
     val_plan = TextBatchPlan(text.val, 0, budget, False, rank, world_size, whole_batches=True)
     for split in (text.train, text.val):
@@ -32,20 +35,28 @@ def open_task(config: Config, run_folder: Path | None, rank: int, world_size: in
     return TaskSetup(text, task, plan, val_plan, what, tokens, pieces, _workers, _open_source, files, task.notes)
 
 
-def _workers(config: DataConfig, device_kind: str, plan: TextBatchPlan) -> int:
-    return 1 if config.workers == "auto" else config.workers  # padding takes no time; one thread hides even that
+def _workers(config: DataConfig, device_kind: str, plan: TextBatchPlan) -> Choice[int]:
+    return choose_text_workers(config.workers)
 
 
 def _open_source(
     plan: TextBatchPlan,
     config: DataConfig,
-    workers: int,
+    workers: int | Choice[int],
     look_ahead: bool = True,
     device_kind: str = "cpu",
     recorder: Recorder | None = None,
     memory_taken: int = 0,
     epochs: int | None = None,
 ) -> BatchSource:
-    prefetch = 0 if workers == 0 else 2 if config.prefetch == "auto" else config.prefetch
-    memory = memory_for(device_kind)
-    return TextSource(plan, prefetch, config.batch_deadline_seconds, config.max_quarantine_share, recorder, memory)
+    decided, memory = decide_text(config, workers), memory_for(device_kind)
+    source = TextSource(
+        plan,
+        decided.prefetch.value,
+        config.batch_deadline_seconds,
+        config.max_quarantine_share,
+        recorder,
+        memory,
+    )
+    source.decided = decided
+    return source
