@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flatout.errors import BadFile
 from flatout.runs.tables import read_cells
-from flatout.untrusted import number, shortened
+from flatout.untrusted import MAX_NUMBER, shortened
 
 
 class StepRow(NamedTuple):
@@ -71,13 +71,12 @@ def read_step_rows(path: Path) -> list[StepRow]:
 
 
 def _parse_column(cells: Sequence[str], name: str, path: Path) -> list[Any]:
-    parse, default = _PARSERS[name], StepRow._field_defaults.get(name)
-    values: list[Any] = []
-    for place, cell in enumerate(cells, 1):
-        value = parse(cell) if cell or name in _REQUIRED else default
-        if value is None and (cell or name in _REQUIRED):
-            raise BadFile(f"cannot read {path}: {name} of row {place} is {shortened(cell)}, expected a number")
-        values.append(value)
+    parse, default, required = _PARSERS[name], StepRow._field_defaults.get(name), name in _REQUIRED
+    values = [parse(cell) if cell or required else default for cell in cells]
+    if None in values:
+        for place, cell in enumerate(cells, 1):
+            if (cell or required) and parse(cell) is None:
+                raise BadFile(f"cannot read {path}: {name} of row {place} is {shortened(cell)}, expected a number")
     return values
 
 
@@ -92,8 +91,8 @@ def parse_count(cell: str) -> int | None:
 
 def parse_amount(cell: str) -> float | None:
     """A finite number, not below 0; None for anything else."""
-    value = number(cell)
-    return value if value is not None and value >= 0 else None
+    value = parse_float(cell)
+    return value if value is not None and 0 <= value <= MAX_NUMBER else None
 
 
 def parse_float(cell: Any) -> float | None:
