@@ -15,7 +15,7 @@ class Loss(Protocol):
         ...
 
 
-class Metric(Protocol):
+class ValidationMetric(Protocol):
     """Entry points of flatout.metrics: not read yet; `evaluate` and `metrics` of a task are its two halves today."""
 
     better: str  # higher | lower
