@@ -1,4 +1,4 @@
-"""The coordinator's hands: takes messages from any transport, asks the state what to do, and does it."""
+"""Takes messages from any transport, asks the state what to do, and does it."""
 
 import json
 import threading
@@ -11,17 +11,25 @@ from typing import Any
 
 from flatout.cache.batch_store import OwnStore
 from flatout.errors import BadBundle, NoSpace, ServiceUnavailable
+from flatout.service.coordinator.entities import BatchId
 from flatout.service.coordinator.instructions import Discard, End, Instruction, Make, Tell, Touch
 from flatout.service.coordinator.policy import Policy
 from flatout.service.coordinator.state import State
+from flatout.service.coordinator.upkeep import StoreUpkeep
 from flatout.service.protocol.messages import Claimed, Done, Failed, Lost, Message, Produce, Tick
 from flatout.service.protocol.specs import batch_key
 
-Send = Callable[..., None]  # of one or more messages
+Send = Callable[..., None]
+"""Sends one or more messages to a job or producer."""
 
 
 class Coordinator:
-    """Safe to use from several threads: one for each connection, and one for the clock."""
+    """Safe to use from several threads: one for each connection, and one for the timer.
+
+    The lock covers a decision and what must happen in the order of decisions: allocating and removing mapped buffers,
+    and sending. Nothing that waits for a store behind a network is done under it: batches are verified before the
+    decision, and entries removed or renewed after it, by a thread.
+    """
 
     def __init__(
         self, policy: Policy, store: OwnStore, trace: Path | None = None, clock: Callable[[], float] = time.monotonic
@@ -30,6 +38,7 @@ class Coordinator:
         self.store = store
         self._clock = clock
         self._lock = threading.Lock()
+        self._upkeep = None if store.is_mapped else StoreUpkeep(store, self._is_ready)
         self._senders: dict[str, Send] = {}
         self._enders: dict[str, Callable[[str], None]] = {}
         self._trace = None if trace is None else trace.open("a", encoding="utf-8")
@@ -38,28 +47,33 @@ class Coordinator:
             self._trace.write(json.dumps({"policy": asdict(policy)}) + "\n")
 
     def attach(self, who: str, send: Send, end: Callable[[str], None] | None = None) -> None:
-        """From here on `who` can be told things, and (a producer) ended."""
+        """From here on messages to `who` go to `send`; a producer that hangs is killed by `end(reason)`.
+
+        Both are called with the lock held, so they must not call the coordinator.
+        """
         with self._lock:
             self._senders[who] = send
             if end is not None:
                 self._enders[who] = end
 
     def detach(self, who: str, reason: str) -> None:
+        """Its connection ended."""
         with self._lock:
             self._senders.pop(who, None)
             self._enders.pop(who, None)
             self._handle(who, [Lost(reason=reason[:2000])])
 
     def say(self, who: str, *messages: Message) -> None:
-        """Messages from `who`; answers, to whomever, are sent before this returns."""
-        looked_at = [self._looked_at(each) if isinstance(each, Done) else each for each in messages]
+        """Messages from `who`. What they cause to be sent, to whomever, is sent before this returns."""
+        verified = [self._verified(each) if isinstance(each, Done) else each for each in messages]
         with self._lock:
-            self._handle(who, looked_at)
+            self._handle(who, verified)
 
     def tick(self) -> None:
         self.say("clock", Tick())
 
     def status(self) -> dict[str, Any]:
+        """For `flatout cache`; see `Tables.status`."""
         with self._lock:
             return {
                 "seconds": self._clock() - self._began,
@@ -68,6 +82,7 @@ class Coordinator:
             }
 
     def clear(self) -> None:
+        """Empty the cache of everything that is not being written."""
         with self._lock:
             instructions = self.state.clear()
             self._record(self._clock(), "viewer", {"kind": "clear"}, instructions)
@@ -78,10 +93,16 @@ class Coordinator:
             if self._trace is not None:
                 self._trace.close()
                 self._trace = None
+        if self._upkeep is not None:
+            self._upkeep.close()
         self.store.close()
 
-    def _looked_at(self, message: Done) -> Message:
-        """Ready only after a verified write: whoever says done has a batch of the right key and checksum to show."""
+    def _is_ready(self, batch: BatchId) -> bool:
+        with self._lock:
+            return batch in self.state.tables.cache.entries
+
+    def _verified(self, message: Done) -> Message:
+        """The message, if the batch is in the store, with the right key and checksum; else Failed."""
         with self._lock:
             lease = self.state.tables.leases.active.get(message.lease)
         if lease is None:
@@ -106,7 +127,7 @@ class Coordinator:
 
     def _do(self, instructions: list[Instruction]) -> None:
         missing: set[int] = set()
-        letters: dict[str, list[Message]] = {}  # one for each, whatever there is to say: a letter wakes a process
+        outbox: dict[str, list[Message]] = {}  # sent together, since each send wakes a process
         for each in instructions:
             match each:
                 case Make(buffer, count):
@@ -114,32 +135,38 @@ class Coordinator:
                         self.store.make(buffer, count)
                     except NoSpace:
                         missing.add(buffer)
-                case Discard(buffer, key):
-                    self.store.discard(buffer, None if key is None else batch_key(*key))
                 case End(producer, reason):
                     if producer in self._enders:
                         self._enders[producer](reason)
-                case Touch(key):
-                    self.store.touch(batch_key(*key))
                 case Tell(to, message):
                     if (left := _unless_missing(message, missing)) is not None:
-                        letters.setdefault(to, []).append(left)
-        for to, messages in letters.items():
+                        outbox.setdefault(to, []).append(left)
+                case Discard() | Touch():
+                    self._change_entry(each)
+        for to, messages in outbox.items():
             self._tell(to, messages)
         for buffer in missing:
             given_up = self.state.no_space(buffer)
             self._record(self._clock(), "store", {"kind": "no_space", "buffer": buffer}, given_up)
             self._do(given_up)
 
+    def _change_entry(self, instruction: Discard | Touch) -> None:
+        """Mapped buffers are removed at once: the next `Make` counts on their room, and nothing is waited for."""
+        if self._upkeep is not None:
+            self._upkeep.add(instruction)
+        elif isinstance(instruction, Discard):
+            key = None if instruction.key is None else batch_key(*instruction.key)
+            self.store.discard(instruction.buffer, key)
+
     def _tell(self, to: str, messages: list[Message]) -> None:
         send = self._senders.get(to)
         if send is not None:
-            with suppress(ServiceUnavailable):  # its own thread notices that it is gone
+            with suppress(ServiceUnavailable):  # the thread that receives from it notices that it is gone
                 send(*messages)
 
 
 def _unless_missing(message: Message, missing: set[int]) -> Message | None:
-    """An order for a buffer that could not be made is not given; a job that wanted to write is told not to."""
+    """What to send if buffers could not be made: no order for one of them, and no buffer to a job that claimed it."""
     if isinstance(message, Produce) and message.buffer in missing:
         return None
     return Claimed() if isinstance(message, Claimed) and message.buffer in missing else message
