@@ -19,7 +19,8 @@ from flatout.cache.redis_store import RedisStore
 from flatout.cache.sealing import entry_keys
 from flatout.errors import BadBundle, ConfigError
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
-from flatout.service.producers.functions import LambdaCaller, RayCaller
+from flatout.service.producers.functions import RayCaller
+from flatout.service.producers.lambda_caller import LambdaCaller
 from flatout.service.producers.lambda_handler import handler, make_event, read_answer
 from flatout.service.protocol.specs import batch_bytes, batch_key, describe, stream_name
 from flatout.service.protocol.stream_spec import StreamSpec

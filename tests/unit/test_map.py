@@ -62,7 +62,7 @@ PAGES_AND_DECISIONS = [
 @pytest.mark.parametrize("page", PAGES_AND_DECISIONS)
 def test_every_file_that_is_linked_is_there_and_has_what_is_named(page: str) -> None:
     found = list(links(ROOT / page))
-    assert found
+    assert found or page not in PAGES
     assert [str(path) for _, path in found if not path.exists()] == []
     absent = [(name, path.name) for name, path in found if name and path.suffix == ".py" and name not in names_in(path)]
     assert absent == []

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
@@ -36,19 +34,18 @@ from flatout.decisions.choice import AUTO
 from flatout.decisions.loading import choose_pool
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
+from flatout.reports.loader_bench import STAGES, bench_table, say_workers
 from flatout.training.display import Display
 from flatout.units import format_bytes
 
 ROUNDS = 5
 _SCALES = 0.75  # of so many times one thread: below, the threads are in each other's way
-_STAGES = {"read": "read", "decode": "+ decode", "augment": "+ augment", "loader": "loader", "cached": "from cache"}
 _ADVICE = {
     "fetch": "Data on a local disk or in a pack (fewer, larger files) reads faster.",
     "decode": "Smaller images (a resized pack), more workers, or the cache of decoded samples help.",
     "augment": "A smaller view or fewer operations, or more workers, help.",
 }
 _UNCOUNTED_VOLLEYS = 4
-_BAR_CELLS = 16
 _DISTURBED = 0.3  # cores that something else may use before it is worth a word
 
 
@@ -132,7 +129,7 @@ def _warm_up(stages: dict[str, Callable[[], Turn]], display: Display) -> dict[st
     turns: dict[str, Turn] = {}
     for name, stage in stages.items():
         turns[name] = stage()
-        display.advance("warming up", len(turns), len(stages), _STAGES[name])
+        display.advance("warming up", len(turns), len(stages), STAGES[name])
     if not all(turn.images for turn in turns.values()):
         raise DataError("not one of the samples could be decoded; look at the dataset with: flatout data audit")
     return turns
@@ -147,7 +144,7 @@ def _rounds(stages: dict[str, Callable[[], Turn]], display: Display) -> dict[str
         first = number % len(names)
         for name in names[first:] + names[:first]:
             turns[name].append(stages[name]())
-            display.advance("measuring", sum(map(len, turns.values())), total, _STAGES[name])
+            display.advance("measuring", sum(map(len, turns.values())), total, STAGES[name])
     return turns
 
 
@@ -318,7 +315,7 @@ def limiting(
     """The cause (by the names that `explain` uses) and one sentence. Pure."""
     got, alone, usable = rates["loader"], rates["augment"], max(1, min(workers, cores))
     if got < _SCALES * usable * alone:
-        figures = f"{_workers(workers)} gave {got:.0f} images/s, {got / alone:.2g} times one thread alone"
+        figures = f"{say_workers(workers)} gave {got:.0f} images/s, {got / alone:.2g} times one thread alone"
         if busy_elsewhere > _DISTURBED:
             who = f"other processes kept {busy_elsewhere:.1f} of {cores} cores busy"
             return (
@@ -335,12 +332,8 @@ def limiting(
     more = f"; {cores - usable} of {cores} cores are still free for more workers" if usable < cores else ""
     return f"data-{most}", (
         f"{words[most].capitalize()} limits: it takes {100 * known[most]:.0f} % of the work on a batch ({rest}), "
-        f"and the loader gives {got:.0f} images/s with {_workers(workers)}{more}. {_ADVICE[most]}"
+        f"and the loader gives {got:.0f} images/s with {say_workers(workers)}{more}. {_ADVICE[most]}"
     )
-
-
-def _workers(count: int) -> str:
-    return "no worker" if count == 0 else "1 worker" if count == 1 else f"{count} workers"
 
 
 def _notes(bench: Bench, result: dict[str, Any], wanted_batch: int) -> list[str]:
@@ -379,24 +372,5 @@ def _busy_seconds() -> float:
 
 
 def print_bench(result: dict[str, Any]) -> None:
-    table = Table(box=None, header_style="dim")
-    for name in ("stage", "images/s", "spread", "per core", "cores", "bytes/s", ""):
-        table.add_column(name, justify="left" if name in ("stage", "") else "right", no_wrap=True)
-    fastest = max(stage["images_per_second"] for stage in result["stages"])
-    for stage in result["stages"]:
-        busy, per_core = stage["cores_busy"], stage["images_per_second_per_core"]
-        table.add_row(
-            Text(_STAGES[stage["name"]] + (f" x{stage['threads']}" if stage["threads"] > 1 else "")),
-            f"{stage['images_per_second']:.0f}",
-            f"±{50 * (stage['high'] - stage['low']) / stage['images_per_second']:.0f} %",
-            "n/a" if per_core is None else f"{per_core:.0f}",
-            "n/a" if busy is None else f"{busy:.1f}",
-            "n/a" if stage["bytes_per_second"] is None else f"{format_bytes(stage['bytes_per_second'])}/s",
-            Text("█" * max(1, round(_BAR_CELLS * stage["images_per_second"] / fastest)), style="blue"),
-        )
-    head = (
-        f"{result['path']}: view {result['view']}, batch {result['batch_size']}, {_workers(result['workers'])} "
-        f"({result['worker_kind']}), {result['cores']} cores, decoder {result['decoder']}\n"
-    )
-    notes = [Text(f"note: {note}", style="dim") for note in result["notes"]]
-    Console(highlight=False).print(Group(Text(head), table, Text(f"\n{result['limit']['sentence']}\n", "bold"), *notes))
+    """On the terminal; `result` is what `bench_loader` returned."""
+    Console(highlight=False).print(bench_table(result))

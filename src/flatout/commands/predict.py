@@ -84,11 +84,20 @@ def settings_of(config: Config, workers: int, batch_size: int, staged: bool) -> 
     """`workers` and `staged` are as decided: what the recipe says is not what a run had."""
     data, train = config.data, config.train
     return Settings(
-        batch_size, workers, train.epochs, train.max_steps, data.cache,
-        data.stage if staged else "off", train.checkpointing, train.accumulate,
-        config.validate_.every_epochs, config.checkpoint.every_epochs, config.checkpoint.every_steps, train.precision,
+        batch_size,
+        workers,
+        train.epochs,
+        train.max_steps,
+        data.cache,
+        data.stage if staged else "off",
+        train.checkpointing,
+        train.accumulate,
+        config.validate_.every_epochs,
+        config.checkpoint.every_epochs,
+        config.checkpoint.every_steps,
+        train.precision,
         unless_open(data.prefetch),
-    )  # fmt: skip
+    )
 
 
 def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> Prediction:

@@ -118,7 +118,8 @@ def open_to_others(remote: RemoteOptions) -> Iterator[str]:
 
 
 def _callers(options: ServeOptions) -> Iterator[Callable[[StoreAccess], "Caller"]]:
-    from flatout.service.producers.functions import LambdaCaller, RayCaller
+    from flatout.service.producers.functions import RayCaller
+    from flatout.service.producers.lambda_caller import LambdaCaller
 
     if options.ray is not None:
         address = None if options.ray == "local" else options.ray

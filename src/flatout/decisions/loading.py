@@ -110,7 +110,7 @@ def orders_in_flight(remote: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolChoice:
     """The workers of one loader."""
 
     kind: Choice[str]
@@ -134,7 +134,9 @@ class Pool:
         return min(most, 2 * active + self.fetchers.value)
 
 
-def decide_pool(data: DataConfig, workers: int | Choice[int], compiled_decoder: bool, remote: bool, cores: int) -> Pool:
+def decide_pool(
+    data: DataConfig, workers: int | Choice[int], compiled_decoder: bool, remote: bool, cores: int
+) -> PoolChoice:
     """`workers` is what choose_workers gave, or a number of the caller's own."""
     chosen = workers if isinstance(workers, Choice) else Choice(workers, "asked for by the caller", data.workers)
     count = chosen.value
@@ -157,7 +159,7 @@ def decide_pool(data: DataConfig, workers: int | Choice[int], compiled_decoder: 
         ahead = Choice(
             each, f"two for each of {most_ahead} worker(s), one for each of {fetchers.value} fetcher(s)", AUTO
         )
-    return Pool(kind, Choice(count, chosen.reason, data.workers), most, fetchers, ahead)
+    return PoolChoice(kind, Choice(count, chosen.reason, data.workers), most, fetchers, ahead)
 
 
 # Memory
@@ -235,7 +237,7 @@ def remote_choice(remote: bool, wanted: Any = None) -> Choice[bool]:
 
 
 def decided_locally(
-    data: DataConfig, pool: Pool, memory: MemoryPlan, stage: StageChoice, cache: CacheChoice
+    data: DataConfig, pool: PoolChoice, memory: MemoryPlan, stage: StageChoice, cache: CacheChoice
 ) -> DataDecisions:
     """Of a loader of its own."""
     ahead = Choice(pool.prefetch_with(pool.workers.value, memory.prefetch.value), memory.prefetch.reason, data.prefetch)

@@ -195,7 +195,10 @@ class RunRecords:
                 if recorder.device_clock is None
                 else busy_fraction(recorder.device_seconds, recorder.wall_seconds())
             ),
-            "checkpoint": self._checkpoint(recorder),
+            "checkpoint": {
+                **_checkpoint_files(self._directory),
+                "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
+            },
             "cost": ledger.to_dict(),
         }
         recorder.flush()  # so that what a kill leaves behind knows at least as much as this summary
@@ -282,13 +285,11 @@ class RunRecords:
             "quarantined": len(self._quarantined),
         }
 
-    def _checkpoint(self, recorder: Recorder) -> dict[str, Any]:
-        files = [path for path in self._directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
-        return {
-            "files": len(files),
-            "bytes": sum(path.stat().st_size for path in files),
-            "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
-        }
+
+def _checkpoint_files(directory: RunDirectory) -> dict[str, int]:
+    """How many there are, and their bytes."""
+    files = [path for path in directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
+    return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
 
 
 def _import_seconds(recorder: Recorder) -> float:

@@ -8,13 +8,13 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from flatout.commands.train import train_run
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.decisions.document import read_decisions
 from flatout.decisions.older_runs import assume
 from flatout.diagnosis.reading import read_signals
 from flatout.runs import read_run
-from flatout.training.session import train_run
 from training import recipe
 
 
@@ -91,7 +91,11 @@ def test_readers_take_it_from_there(run: Path) -> None:
     document = told(run)
     wrong = assume({"data": {"path": "s3://b/x", "workers": 7, "worker_kind": "process"}}, "cuda", 9, 1)
     decided, signals = read_decisions(document, wrong), read_signals(read_run(run))
-    assert (signals.workers, signals.remote, signals.fetchers) == (decided.data.workers.value, False, 0)
+    assert (signals.input.workers, signals.input.remote, signals.input.fetchers) == (
+        decided.data.workers.value,
+        False,
+        0,
+    )
     document["attempts"][0]["decided"]["data"] |= {
         "remote": {"value": True, "reason": "a mount of a store"},
         "fetchers": {"value": 4, "reason": "remote"},
@@ -99,7 +103,8 @@ def test_readers_take_it_from_there(run: Path) -> None:
     }
     (run / "resolved.json").write_text(json.dumps(document))
     signals = read_signals(read_run(run))
-    assert (signals.remote, signals.fetchers, signals.staged) == (True, 4, False)  # though its path is a folder
+    found = signals.input
+    assert (found.remote, found.fetchers, found.staged) == (True, 4, False)  # though its path is a folder
 
 
 def test_going_on_appends(run: Path, samples: Path) -> None:
@@ -113,7 +118,7 @@ def test_going_on_appends(run: Path, samples: Path) -> None:
 
 def test_a_run_without_decisions_is_still_read(run: Path) -> None:
     (run / "resolved.json").unlink()
-    signals = read_signals(read_run(run))
-    assert (signals.workers, signals.remote, signals.staged, signals.cache_choice) == (1, False, False, None)
+    found = read_signals(read_run(run)).input
+    assert (found.workers, found.remote, found.staged, found.cache_choice) == (1, False, False, None)
     (run / "resolved.json").write_text("[]")
-    assert read_signals(read_run(run)).batch_size >= 1
+    assert read_signals(read_run(run)).recipe.batch_size >= 1

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from flatout.engine.whole_tensors import whole
 from test_host_reads import OPTIMIZERS, job_of, optimizer_as_on_cuda
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from flatout.engine.parallel.joining import apply_parallelism
 from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.parallel.sharding import gathered, mixed_precision, shard
 from flatout.engine.precision import DTYPES
+from flatout.engine.sharded_tensors import gather_full
 from flatout.errors import RunFailed
 from flatout.tasks.classification.resnet import resnet
 from flatout.tasks.translation.transformer import Size, Transformer
@@ -95,7 +95,7 @@ def test_ranks_wait_for_the_device_no_oftener(
     else:
         shard(job.learner.model, "cpu", 1)
         job.learner.optimizer = optimizer_as_on_cuda(job.learner.model, config.train)
-    before = [whole(parameter.detach()).clone() for parameter in job.learner.model.parameters()]
+    before = [gather_full(parameter.detach()).clone() for parameter in job.learner.model.parameters()]
     found = {}
     for ranks in begun(group, job.learner, config):
         job.ranks = ranks
@@ -106,7 +106,7 @@ def test_ranks_wait_for_the_device_no_oftener(
                 assert loop._step(job, batch, 0.0, 0.0) is not None
             found[step] = [each for each in reads.reads if "/learner.py" not in each]  # digests of the first two steps
     assert {step: len(each) for step, each in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 0}, found
-    after = [whole(parameter.detach()) for parameter in job.learner.model.parameters()]
+    after = [gather_full(parameter.detach()) for parameter in job.learner.model.parameters()]
     assert sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) > len(after) / 2, "it trained"
 
 

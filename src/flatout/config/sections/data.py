@@ -22,8 +22,8 @@ class DataConfig(Section):
     """View of the training samples."""
     eval_view: str = "eval-64"
     """View of the validation samples."""
-    layout: Annotated[str, named("datasets", "auto")] = "auto"
-    """Which files are samples of which class: auto goes by the folders; or your own (docs/extend.md)."""
+    layout: Annotated[str, named("datasets", "folders")] = "folders"
+    """Which files are samples of which class: folders goes by their names; or your own (docs/extend.md)."""
     batch_size: int = Field(256, ge=1)
     """Samples of one optimizer step on one rank."""
     global_batch: int | None = Field(None, ge=1)

@@ -24,8 +24,7 @@ from flatout.data.pixels.decode import Undecodable, decode_pixels, native
 from flatout.data.source.readers import read_source
 from flatout.decisions import Change, Choice
 from flatout.decisions import loading as decisions
-from flatout.decisions.loading import DataDecisions
-from flatout.decisions.loading import Pool as PoolChoice
+from flatout.decisions.loading import DataDecisions, PoolChoice
 from flatout.errors import DataError, StorageError, TooManyQuarantined
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
 from flatout.timeline import Recorder

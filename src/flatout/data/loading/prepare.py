@@ -271,9 +271,17 @@ def _load_compiled(
     if fetched.digests is not None and not CAN_DIGEST:
         sources = _digest_beforehand(sources, fetched)
     fetch, decode, augment, bytes_read = native.load_slice(
-        sources, fetched.shapes, drawn.geometry, images.shape[2], 0, images[: len(status)], status, keep, scaled,
+        sources,
+        fetched.shapes,
+        drawn.geometry,
+        images.shape[2],
+        0,
+        images[: len(status)],
+        status,
+        keep,
+        scaled,
         fetched.digests,
-    )  # fmt: skip
+    )
     stages.fetch += fetch
     stages.decode += decode
     stages.augment += augment

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from flatout.data.source.array_file import Arrays, pack_names, unpack_names
 from flatout.data.source.identity import Origins, Words, are_known, as_words
-from flatout.data.source.layouts import ANNOTATIONS, Layout, canonical, find_layout, holds_images, users_layout
+from flatout.data.source.layouts import (
+    ANNOTATIONS,
+    BY_FOLDERS,
+    Layout,
+    canonical,
+    find_layout,
+    holds_images,
+    users_layout,
+)
 from flatout.data.source.pack import open_split, read_manifest
 from flatout.data.source.readers import ObjectReader, Reader, Source, look_at_files, read_source, store_counters
 from flatout.data.source.saved_index import LEAST_FILES, load_index, save_index
@@ -184,7 +192,7 @@ def open_dataset(config: "DataConfig") -> Dataset:
 
 
 def _from_files(store: Store, path: str, finder: str) -> Dataset:
-    root = _indexed_root(store) if finder == "auto" else None  # the index of a folder is of its own layout
+    root = _indexed_root(store) if finder == BY_FOLDERS else None  # the index of a folder is of its own layout
     saved = load_index(root) if root is not None else None
     if saved is not None and isinstance(store, FolderStore):
         with suppress(ObjectMissing):  # a file that is gone, under a folder that kept its time: listed again
@@ -196,7 +204,7 @@ def _from_files(store: Store, path: str, finder: str) -> Dataset:
     def read_text(name: str) -> str:
         return _read_text(store, name)
 
-    if finder == "auto":
+    if finder == BY_FOLDERS:
         layout = find_layout(lengths, read_text, path)
         _refuse_empty_classes(store, layout, path)
     else:

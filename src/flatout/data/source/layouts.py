@@ -15,6 +15,8 @@ from flatout import plugins
 from flatout.errors import DataError
 
 ANNOTATIONS = "val_annotations.txt"
+BY_FOLDERS = "folders"
+"""The data.layout that is not the user's own."""
 KNOWN_LAYOUTS = (
     "expected train/<class>/<image> with val/<class>/<image>, <class>/<image>, Tiny-ImageNet as it comes, a .tar of "
     "one of these, or a pack"

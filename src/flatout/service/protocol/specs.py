@@ -69,10 +69,7 @@ def describe(plan: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
     """The spec of a plan's batches; a plan beyond the limits of what services make is a ConfigError."""
     data = {
         "path": config.path if is_url(config.path) else os.path.abspath(config.path),
-        **{
-            name: getattr(config, name)
-            for name in ("classes", "samples_per_class", "holdout", "cache", "stage", "layout")
-        },
+        **{name: getattr(config, name) for name in _DATA_KEYS},
     }
     values = {
         "data": data,

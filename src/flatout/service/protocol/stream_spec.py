@@ -29,7 +29,7 @@ class DataSpec(BaseModel):
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     cache: Literal["off", "memory", "disk", "auto"] = "off"
     stage: Literal["off", "auto"] = "off"
-    layout: Literal["auto"] = "auto"
+    layout: Literal["folders"] = "folders"
     """A service runs no code that a message names."""
 
 
