@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.source.array_file import Arrays, pack_names, unpack_names
+from flatout.data.source.class_checks import compare_class_maps, refuse_empty_classes
 from flatout.data.source.identity import Origins, Words, are_known, as_words
 from flatout.data.source.layouts import (
     ANNOTATIONS,
@@ -21,7 +22,6 @@ from flatout.data.source.layouts import (
     Layout,
     canonical,
     find_layout,
-    holds_images,
     users_layout,
 )
 from flatout.data.source.pack import open_split, read_manifest
@@ -206,7 +206,7 @@ def _from_files(store: Store, path: str, finder: str) -> Dataset:
 
     if finder == BY_FOLDERS:
         layout = find_layout(lengths, read_text, path)
-        _refuse_empty_classes(store, layout, path)
+        refuse_empty_classes(store, layout, path)
     else:
         layout = users_layout(finder, lengths, read_text, path)
     classes = sorted(layout.splits["train"], key=canonical)
@@ -297,31 +297,10 @@ def _read_text(store: Store, name: str) -> str:
     return answer.decode("utf-8", "surrogateescape")
 
 
-def _refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
-    """A class folder without files is not among the objects; a local store can still show it."""
-    for name, members in layout.splits["train"].items():
-        if not holds_images(members):
-            raise DataError(
-                f"class {name!r} in {where} has no images: it holds {members[0]!r}; add images or remove the folder"
-            )
-    folder = store.local_path(layout.root + layout.train_prefix)
-    if folder is None or not os.path.isdir(folder):
-        return
-    found = {
-        item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False) and not item.name.startswith(".")
-    }
-    empty = sorted(found - layout.splits["train"].keys() - set(layout.without_images))
-    if empty:
-        raise DataError(
-            f"class {empty[0]!r} in {where} has no samples ({len(empty)} of {len(found)} classes are empty); "
-            "add images or remove the folder"
-        )
-
-
 def _split(store: Store, layout: Layout, split: str, classes: list[str], entries: dict[str, Entry]) -> Split:
     members = layout.splits[split]
     if split == "val":
-        _compare_class_maps(classes, sorted(members, key=canonical), store.url)
+        compare_class_maps(classes, sorted(members, key=canonical), store.url)
     names, labels = [], []
     for label, name in enumerate(classes):
         ordered = sorted(members[name], key=canonical)
@@ -344,16 +323,6 @@ def some_files(names: Sequence[str], what: str) -> str:
     """`3 files changed (train/cat/7.jpg, train/cat/8.jpg, …)`."""
     shown = ", ".join([*names[:_SHOWN], *(["…"] if len(names) > _SHOWN else [])])
     return f"{len(names):,} file{'s' if len(names) != 1 else ''}{what} ({shown})"
-
-
-def _compare_class_maps(train: list[str], val: list[str], where: str) -> None:
-    only_train, only_val = sorted(set(train) - set(val)), sorted(set(val) - set(train))
-    if only_train or only_val:
-        first = f"{only_val[0]!r} is only in val" if only_val else f"{only_train[0]!r} is only in train"
-        raise DataError(
-            f"train and val of {where} have different classes: {first} ({len(only_train)} only in train, "
-            f"{len(only_val)} only in val); labels would not match. Make both hold the same {len(train)} classes"
-        )
 
 
 def _limited(dataset: Dataset, config: "DataConfig") -> Dataset:
