@@ -32,8 +32,7 @@ _TICK_SECONDS = 0.25
 @dataclass(frozen=True)
 class SimulatedJob:
     step_seconds: float
-    batches: int
-    """That it reads until it ends."""
+    batches: int  # that it reads until it ends
     start_seconds: float = 0.0
 
 
@@ -46,29 +45,22 @@ class SimulatedWorld:
     batch_bytes: int
     workers: int
     make_seconds: float
-    cold_seconds: float = 0.0
-    """Added to the first batch of each worker."""
+    cold_seconds: float = 0.0  # added to the first batch of each worker
     usd_per_second: float = 0.0
-    handover_seconds: float = 0.0
-    """That it takes a job to open a batch that is ready."""
+    handover_seconds: float = 0.0  # that it takes a job to open a batch that is ready
 
 
 @dataclass(frozen=True)
 class SimulationOutcome:
     """The figures of one policy."""
 
-    seconds: float
-    """Until the last job ended."""
-    job_seconds: tuple[float, ...]
-    """From start to end of each job."""
-    batches: int
-    """Read by all jobs."""
+    seconds: float  # until the last job ended
+    job_seconds: tuple[float, ...]  # from start to end of each job
+    batches: int  # read by all jobs
     made: int
-    made_locally: int
-    """By jobs, since they had waited too long."""
+    made_locally: int  # by jobs, since they had waited too long
     hit_rate: float | None
-    usd: float = 0.0
-    """Of producers that are paid by the second."""
+    usd: float = 0.0  # of producers that are paid by the second
 
 
 @dataclass

@@ -120,7 +120,7 @@ class ServiceSession:
         self._stats.close_bill()
 
     def after_fork(self) -> None:
-        """The connection is the parent's: forget it without a word, and join again at once."""
+        """The connection is the parent's: forget it without sending Leave, and join again at once."""
         self.connection = None
         self._connected_at = self.rejoin_at = 0.0
 

@@ -5,15 +5,9 @@ from typing import Any
 
 from flatout.service.protocol.messages import Batches
 
-_SHARES = {
-    "share_seconds": "share_seconds",
-    "share_byte_seconds": "share_byte_seconds",
-    "share_gb_seconds": "share_gb_seconds",
-    "share_requests": "share_requests",
-    "service_made": "made",
-    "service_evicted_needed": "evicted_needed",
-    "service_cold_starts": "cold_starts",
-}  # field here -> field of Batches
+_SHARES = {name: name for name in ("share_seconds", "share_byte_seconds", "share_gb_seconds", "share_requests")}
+_SHARES |= {f"service_{name}": name for name in ("made", "evicted_needed", "cold_starts")}
+"""Fields of SharingStats, and the fields of Batches that they are the totals of."""
 
 
 @dataclass

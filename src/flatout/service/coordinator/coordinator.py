@@ -78,7 +78,7 @@ class Coordinator:
             return {
                 "seconds": self._clock() - self._began,
                 "store": self.store.address.rsplit("@", 1)[-1],
-                **self.state.status(),
+                **self.state.tables.status(),
             }
 
     def clear(self) -> None:

@@ -18,10 +18,8 @@ class Stream:
     name: str
     spec: StreamSpec
     batches_per_epoch: int
-    batch_bytes: int
-    """Size of a buffer for the largest batch of the stream."""
-    refused: str | None = None
-    """Why no batch of the stream can be made here; None while it can."""
+    batch_bytes: int  # size of a buffer for the largest batch of the stream
+    refused: str | None = None  # why no batch of the stream can be made here; None while it can
     stops_jobs: bool = False
     """With `refused`: the data is not what the jobs say it is, so they must end instead of reading it themselves."""
     make_seconds: float | None = None
@@ -33,12 +31,10 @@ class WaitingAsk:
     """A `Next` of a job that has not been answered yet. Times are those of the coordinator's clock."""
 
     position: int
-    count: int
-    """Most batches that the answer may hold."""
+    count: int  # most batches that the answer may hold
     until: float
     since: float
-    ready: int = 0
-    """Batches from `position` on that were found in the cache at the last look; saves looking again."""
+    ready: int = 0  # batches from `position` on that were found in the cache at the last look; saves looking again
 
 
 @dataclass
@@ -47,10 +43,8 @@ class SharingJob:
 
     name: str
     stream: Stream
-    position: int
-    """The next position that the job will ask for."""
-    last: int | None
-    """The position before which it stops; None if it did not say."""
+    position: int  # the next position that the job will ask for
+    last: int | None  # the position before which it stops; None if it did not say
     epoch: int = 0
     index: int = 0
     step_seconds: float | None = None
@@ -58,12 +52,9 @@ class SharingJob:
     waiting: WaitingAsk | None = None
     held: dict[int, int] = field(default_factory=dict)
     """Buffers that it reads now: buffer number -> how many times it was given."""
-    asks: dict[int, int] = field(default_factory=dict)
-    """How often it asked, for positions that are not served yet."""
-    clock_at_start: tuple[float, float] = (0.0, 0.0)
-    """Reading of `Accounts.shared_clock` when it registered."""
-    counters_at_start: tuple[int, int, int] = (0, 0, 0)
-    """Reading of `Counts.counters_for_jobs` when it registered."""
+    asks: dict[int, int] = field(default_factory=dict)  # how often it asked, for positions that are not served yet
+    clock_at_start: tuple[float, float] = (0.0, 0.0)  # reading of `Accounts.shared_clock` when it registered
+    counters_at_start: tuple[int, int, int] = (0, 0, 0)  # reading of `Counts.counters_for_jobs` when it registered
     share_gb_seconds: float = 0.0
     share_requests: float = 0.0
     scan_cursor: tuple[int, int] = (-1, 0)
@@ -105,15 +96,12 @@ class Producer:
     """A process or pool of function calls that makes batches to order."""
 
     name: str
-    slots: int = 0
-    """Orders that it works on at once; 0 while it starts."""
-    spare: int = 0
-    """Further orders that may queue at it."""
+    slots: int = 0  # orders that it works on at once; 0 while it starts
+    spare: int = 0  # further orders that may queue at it
     usd_per_second: float = 0.0
     seconds_to_start: float = 0.0
     leases: set[int] = field(default_factory=set)
-    streams: set[str] = field(default_factory=set)
-    """Streams whose spec it was sent; later orders leave it out."""
+    streams: set[str] = field(default_factory=set)  # streams whose spec it was sent; later orders leave it out
 
     @property
     def free(self) -> int:
@@ -128,10 +116,8 @@ class Buffer:
     number: int
     bytes: int
     batch: BatchId | None = None
-    ready: bool = False
-    """Written and verified."""
-    in_doubt: bool = False
-    """Somebody who lost its connection may still access it, so it is never written again."""
+    ready: bool = False  # written and verified
+    in_doubt: bool = False  # somebody who lost its connection may still access it, so it is never written again
     readers: int = 0
     used_at: float = 0.0
     touched_at: float = 0.0
@@ -147,8 +133,7 @@ class Lease:
     buffer: int
     began: float
     expires: float
-    charged_usd: float = 0.0
-    """Estimated cost, charged in advance; replaced by the measured cost when the lease ends."""
+    charged_usd: float = 0.0  # estimated cost, charged in advance; replaced by the measured cost when the lease ends
 
 
 @dataclass
@@ -156,10 +141,8 @@ class Counts:
     """Counters since the start of the service, for `flatout cache`, summaries and costs."""
 
     asks: int = 0
-    hits: int = 0
-    """Batches that were ready when they were asked for."""
-    waited: int = 0
-    """Batches that became ready while the answer was held back."""
+    hits: int = 0  # batches that were ready when they were asked for
+    waited: int = 0  # batches that became ready while the answer was held back
     denied: int = 0
     made: int = 0
     made_bytes: int = 0
@@ -167,14 +150,12 @@ class Counts:
     gb_seconds: float = 0.0
     requests: int = 0
     cold_starts: int = 0
-    written_back: int = 0
-    """Batches that jobs made and wrote to the store."""
+    written_back: int = 0  # batches that jobs made and wrote to the store
     failures: int = 0
     expired: int = 0
     spoilt: int = 0
     evicted: int = 0
-    evicted_needed: int = 0
-    """Of `evicted`, those that a job would still have read."""
+    evicted_needed: int = 0  # of `evicted`, those that a job would still have read
     no_room: int = 0
 
     @property

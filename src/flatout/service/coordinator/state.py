@@ -4,8 +4,6 @@
 Nothing kept here is irreplaceable: a batch that is lost is made again.
 """
 
-from typing import Any
-
 from flatout.service.coordinator.answers import Answers
 from flatout.service.coordinator.entities import Lease, Producer
 from flatout.service.coordinator.instructions import End, Instruction, Tell, Touch
@@ -85,9 +83,6 @@ class State:
         for buffer in list(self.tables.cache.entries.values()):
             self.tables.cache.discard(buffer, out)
         return out
-
-    def status(self) -> dict[str, Any]:
-        return self.tables.status()
 
     def _register(self, now: float, who: str, message: Register, out: list[Instruction]) -> None:
         tables = self.tables

@@ -31,8 +31,7 @@ _opening = threading.Lock()
 class Made:
     """The result of one call."""
 
-    data: Any
-    """The bundle as bytes; None where the function has written it to the store itself."""
+    data: Any  # the bundle as bytes; None where the function has written it to the store itself
     bytes: int
     cold: bool
     gb_seconds: float = 0.0
@@ -54,11 +53,9 @@ class Caller(Protocol):
     """Calls `prepare_bytes` somewhere else. Safe to use from several threads."""
 
     name: str
-    slots: int
-    """Calls at once."""
+    slots: int  # calls at once
     usd_per_second: float
-    seconds_to_start: float
-    """Expected time of a cold start."""
+    seconds_to_start: float  # expected time of a cold start
 
     def call(self, spec: StreamSpec, order: Produce) -> Made: ...
 

@@ -20,7 +20,7 @@ class ServicePaths:
 
     @property
     def lock(self) -> Path:
-        """Locked by the running service, whoever that is."""
+        """Locked while a service runs, by that service."""
         return self.folder / "shared.lock"
 
     @property
