@@ -15,6 +15,7 @@ from flatout.units import format_bytes, format_seconds
 ASSUMED_EPOCHS = 3  # of a job that does not say: filling must have paid by then
 DECODED_EACH_EPOCH, FILLING, KEPT = "crop_seconds", "fill_seconds", "kept_seconds"
 """What a sample costs whoever prepares it: no cache, the epoch that fills one, and later epochs."""
+_FIGURES = (DECODED_EACH_EPOCH, FILLING, KEPT, "pays_after_epochs")
 OFF, DISK, MEMORY, SERVICE = "off", "disk", "memory", "service"
 """SERVICE: producers of shared batches decide for themselves, on their own machine."""
 
@@ -108,8 +109,13 @@ class CacheChoice:
         given = {"value": values.get("tier"), **values}
         if not all(isinstance(given.get(key), str) for key in ("wanted", "value")) or given["value"] == SERVICE:
             return None
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if name in known})
+        known = {name: value for name, value in given.items() if name in {each.name for each in fields(cls)}}
+        numbers = [known.get(name) for name in (*_FIGURES, "epochs")]
+        if not all(each is None or (isinstance(each, int | float) and not isinstance(each, bool)) for each in numbers):
+            return None
+        if not isinstance(known.get("possible", True), bool) or not isinstance(known.get("reason", ""), str):
+            return None
+        return cls(**known) if isinstance(known.get("fits"), str | None) else None
 
     @property
     def note(self) -> str:

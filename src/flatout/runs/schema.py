@@ -19,6 +19,8 @@ _COST = {
     "unpriced": ["text"],
     "lines": [{"name": "text", "quantity": "amount", "unit": "text", "unit_price_usd": "amount", "usd": "amount"}],
 }
+_COST_LINE = ("name", "quantity", "unit", "unit_price_usd", "usd")
+_SPLIT = ("samples", "bytes")
 _DATA = dict.fromkeys(
     (
         "samples_total",
@@ -135,9 +137,19 @@ _EPOCH_COUNTS = (*_EPOCH_KEYS, "step", "samples")
 def checked_summary(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """Sections that are null are left out: there is nothing in them. (Those that may be are asked for so.)"""
     check_shape(values, SUMMARY, path)
+    for section, names in (("cost", _COST_LINE), ("data", _SPLIT)):
+        for part in _parts(values.get(section) or {}):
+            if absent := [name for name in names if part.get(name) is None]:
+                raise BadFile(f"cannot read {path}: {section} has a part without {absent[0]}: {shortened(part)}")
     return {
         name: value for name, value in values.items() if value is not None or name not in _SECTIONS - {"cost", "shared"}
     }
+
+
+def _parts(section: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The lines of a bill, or the sizes of the splits: each is whole, or damaged."""
+    found = [*(section.get("lines") or ()), *(section.get("splits") or {}).values()]
+    return [each for each in found if isinstance(each, Mapping)]
 
 
 def check_config(values: Mapping[str, Any], path: Path) -> None:

@@ -33,6 +33,11 @@ DAMAGE: dict[str, tuple[str, str]] = {
     "epochs beyond counting": ("epochs.csv", "attempt,epoch,top1\n1," + "9" * 400 + ",1\n"),
     "a field without end": ("steps.csv", "attempt,step\n1," + "x" * 200_000 + "\n"),
     "spans of other things": ("spans/rank0.jsonl", '5\n[1]\n{"attempt": "x"}\n{"name": [], "own": {}}\n'),
+    "a bill without amounts": ("summary.json", '{"status": "completed", "cost": {"lines": [{"name": "node"}]}}'),
+    "a split without its size": (
+        "summary.json",
+        '{"status": "completed", "data": {"splits": {"train": {"files": 3}}}}',
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """Whether samples are kept: the arithmetic, the rules, and what they are worth for a run of other epochs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +133,13 @@ def test_a_stage_is_for_remote_data_that_fits_and_for_threads() -> None:
     there = choose_stage("auto", 1000, 1, 999, Path("/kept"))
     assert (there.value, there.note) == ("disk", "stage: 1 kB to /kept")
     assert there.failed(NoSpace("full")).note == "stage: off, full"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"crop_seconds": {}}, {"kept_seconds": "\0"}, {"epochs": "3"}, {"pays_after_epochs": []}, {"possible": 1}],
+)
+def test_a_damaged_entry_is_none(damage: dict[str, Any]) -> None:
+    whole = {"wanted": "auto", "value": "memory", "crop_seconds": 1.0, "fill_seconds": 2.0, "kept_seconds": 0.1}
+    assert CacheChoice.from_dict(whole) is not None
+    assert CacheChoice.from_dict({**whole, **damage}) is None
