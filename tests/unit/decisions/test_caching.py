@@ -7,6 +7,7 @@ import pytest
 
 from flatout.decisions.caching import (
     ASSUMED_EPOCHS,
+    CacheChoice,
     SampleCosts,
     cache_without_looking,
     choose_stage,
