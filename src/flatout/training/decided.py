@@ -15,6 +15,7 @@ from flatout.decisions.resolved import MonitorDecisions, ParallelDecisions, Trai
 from flatout.engine.devices import present_devices
 from flatout.engine.learner import Learner
 from flatout.engine.optimizers import arguments_for
+from flatout.errors import RunDirectoryError
 from flatout.machine.budgets import usable_cores
 from flatout.runs.directory import RunDirectory, read_json, write_json
 from flatout.sampling import rank_slice
@@ -60,8 +61,10 @@ class DecisionRecords:
 
     def begin(self, resolved: Resolved, attempt: int, step: int) -> None:
         """`step` is the last one that was done before this attempt."""
-        self._attempt = attempt
-        self._document = with_attempt(read_json(self._directory.resolved), resolved, attempt, step, time.time())
+        self._attempt, earlier = attempt, {}
+        with suppress(RunDirectoryError):  # a damaged file holds nothing that could be kept, and ends no run
+            earlier = read_json(self._directory.resolved)
+        self._document = with_attempt(earlier, resolved, attempt, step, time.time())
         self.write()
 
     def follow(self, source: BatchSource, step: int) -> None:

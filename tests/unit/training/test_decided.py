@@ -72,3 +72,11 @@ def test_a_full_disk_ends_no_run(directory: RunDirectory, monkeypatch: pytest.Mo
     loader.changes.append(Change("data.workers", 1, "no core left"))
     records.follow(loader, 6)
     assert [each["value"] for each in told(directory)["changes"]] == [2, 1]  # nothing is lost once there is room
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"attempts": 7, "changes": {}}', '{"cache": {"tier": "off"}}'])
+def test_a_file_that_cannot_be_kept_is_written_anew(directory: RunDirectory, text: str) -> None:
+    directory.resolved.write_text(text)
+    DecisionRecords(directory).begin(RESOLVED, 2, 6)
+    assert [each["attempt"] for each in told(directory)["attempts"]] == [2]
+    assert told(directory)["changes"] == []
