@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.config.schema import Config
+from flatout.engine.channels_last import to_channels_last
 from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import Device
 from flatout.engine.ema import Ema
@@ -93,7 +94,7 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     torch.manual_seed(train.seed)
     model = task.build_model().to(device.torch)
     if train.channels_last and device.kind != "emulated":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = to_channels_last(model, device.kind)
     optimizer = optimizer_for(model, train)
     precision = build_precision(choose_precision(config, device), device.torch.type)
     average = Ema
