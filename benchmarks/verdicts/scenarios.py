@@ -50,15 +50,15 @@ def slow_logger() -> None:
 
 def slow_start() -> None:
     """A listing that takes 12 s."""
-    from flatout.training import session as train_run
+    from flatout.commands import train
 
-    prepare = train_run.prepare_setup
+    prepare = train.prepare_setup
 
     def prepare_setup(*arguments: Any) -> Any:
         time.sleep(12)
         return prepare(*arguments)
 
-    train_run.prepare_setup = prepare_setup
+    train.prepare_setup = prepare_setup
 
 
 def slow_epoch_start() -> None:

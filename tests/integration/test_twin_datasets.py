@@ -212,24 +212,25 @@ def test_a_run_of_an_older_flatout_goes_on_and_says_by_what(begun: Path) -> None
 def test_a_file_replaced_while_a_run_reads_it_ends_the_run(
     twins: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from flatout.commands.train import train_run
     from flatout.errors import DataChanged
-    from flatout.training import session as module
+    from flatout.training.accounting import Accounting
 
     plain, inverted = twins
     recipe = write_recipe(tmp_path / "tiny.yaml", plain, data__cache="off")
-    real = module._Session._hear_of_others
+    real = Accounting.collect_from_ranks
 
-    def replaced_after_the_first_epoch(session: Any) -> None:
+    def replaced_after_the_first_epoch(accounting: Any) -> None:
         for path in sorted(plain.rglob("*.jpg")):
             replace_slyly(path, inverted / path.relative_to(plain))
-        real(session)
+        real(accounting)
 
-    monkeypatch.setattr(module._Session, "_hear_of_others", replaced_after_the_first_epoch)
+    monkeypatch.setattr(Accounting, "collect_from_ranks", replaced_after_the_first_epoch)
     with pytest.raises(DataChanged, match=r"8 files changed \(train/.*--accept-changed-data"):
-        module.train_run(recipe, run=tmp_path / "run")
+        train_run(recipe, run=tmp_path / "run")
     stopped = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (stopped["status"], stopped["samples_seen"]) == ("failed", COUNT)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run = module.train_run(recipe, run=tmp_path / "run", accept_changed_data=True)
+    run = train_run(recipe, run=tmp_path / "run", accept_changed_data=True)
     assert f"{COUNT + 2} files changed" in run.summary["data_changes"][0]
