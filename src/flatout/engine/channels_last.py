@@ -15,22 +15,18 @@ _LEAST_CHANNELS = 16  # of one vector of AVX-512: from here on nothing was writt
 
 def to_channels_last(model: nn.Module, device_kind: str) -> nn.Module:
     """The model itself, its weights with channels innermost."""
-    kept = [each for each in model.modules() if device_kind == "cpu" and _is_damaging(each)]
+    convolutions = [each for each in model.modules() if isinstance(each, nn.Conv2d)]
+    kept = [each for each in convolutions if device_kind == "cpu" and _is_damaging(each)]
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for each in kept:
         weight = each.weight.data
-        each.weight.data = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device).copy_(weight)
+        each.weight.data = torch.empty(weight.shape, dtype=weight.dtype).copy_(weight)
         each.register_forward_pre_hook(_channels_first)
     return model
 
 
-def _is_damaging(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.Conv2d)
-        and set(module.kernel_size) == {1}
-        and max(module.stride) > 1
-        and module.in_channels < _LEAST_CHANNELS
-    )
+def _is_damaging(module: nn.Conv2d) -> bool:
+    return set(module.kernel_size) == {1} and max(module.stride) > 1 and module.in_channels < _LEAST_CHANNELS
 
 
 def _channels_first(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
