@@ -4,14 +4,14 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-DATA = Path("src/flatout/data")
+PIXELS = Path("src/flatout/data/pixels")
 
 setup(
     ext_modules=[
         Extension(
-            "flatout.data._native",
-            sources=[str(path) for path in [DATA / "_native.c", *sorted((DATA / "native").glob("*.c"))]],
-            depends=[str(path) for path in sorted((DATA / "native").glob("*.h"))],
+            "flatout.data.pixels._native",
+            sources=[str(path) for path in [PIXELS / "_native.c", *sorted((PIXELS / "native").glob("*.c"))]],
+            depends=[str(path) for path in sorted((PIXELS / "native").glob("*.h"))],
             libraries=["jpeg"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             # contracted multiply-adds would round the weights of the resize differently from Pillow's

@@ -27,21 +27,21 @@ def rank(place: dict[str, str], config_path: str, rounds: int, steps: int, bare_
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from flatout.app.joining import joined, own_place
-    from flatout.app.train_run import prepare_setup
     from flatout.config.loading import load_config
-    from flatout.data.loader import open_loader
+    from flatout.data.loading.loader import open_loader
     from flatout.engine.devices import keep_freed_memory
     from flatout.engine.learner import build_learner
     from flatout.engine.loop import Job, Progress, train
+    from flatout.engine.parallel.joining import own_place, process_group
     from flatout.timeline import Recorder
+    from flatout.training.setup import prepare_setup
 
     torch.set_num_threads(1)
     keep_freed_memory()  # in both loops: it is not what is compared
     config = load_config(config_path).config
-    with joined(config, own_place(config)) as ranks:
+    with process_group(config, own_place(config)) as ranks:
         setup = prepare_setup(config, ranks)
-        source = open_loader(setup.recipe, config.data, 0)
+        source = open_loader(setup.plan, config.data, 0)
         batches = [batch for batch, _ in zip(source.epoch(0), range(steps), strict=False)]
         learners = [build_learner(setup.task, config, setup.device) for _ in range(2)]
         bare, learner = learners if bare_first else learners[::-1]

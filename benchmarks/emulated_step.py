@@ -20,8 +20,8 @@ import psutil
 import yaml
 
 from dated_results import publish
-from flatout.data.shapes import make_shapes
-from flatout.runs.directory import read_table
+from flatout.data.source.shapes import make_shapes
+from flatout.runs.tables import read_table
 
 BATCH, CLASSES, STEP_SECONDS = 8, 8, 0.020
 WARM_UP_STEPS = 50

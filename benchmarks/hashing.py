@@ -22,11 +22,11 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 
-from flatout.data import prepare as preparing
-from flatout.data.dataset import open_dataset
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import SHIPPED
+from flatout.data.loading import prepare as preparing
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import open_dataset
+from flatout.data.source.pack_writer import PackOptions, write_pack
 
 KINDS = {64: ((64, 64), 1024, "train-64", 256), 224: ((500, 400), 256, "train-224", 64)}  # files, samples, batch
 
@@ -68,7 +68,7 @@ def cpu_seconds(recipe, epoch, index, space, digests):
 
 def compare(path, view, batch, rounds, verified=True):
     split = opened(path).train
-    recipe = Recipe(split, SHIPPED[view], seed=0, batch_size=batch)
+    recipe = BatchPlan(split, SHIPPED[view], seed=0, batch_size=batch)
     space = np.empty(recipe.shape(0), np.uint8)
     shares, without, epoch = [], [], 0
     for index in range(recipe.batches_per_epoch):  # not measured: memory, caches, what is verified once

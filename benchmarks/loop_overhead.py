@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from flatout.app.task_setup import open_source
-from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.normalize import normalize
-from flatout.data.shapes import make_shapes
+from flatout.data.pixels.normalize import normalize
+from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import keep_freed_memory
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import Job, Progress, train
-from flatout.runs.directory import STEP_COLUMNS, Table
+from flatout.runs.steps import STEP_COLUMNS
+from flatout.runs.tables import Table
 from flatout.timeline import Recorder
+from flatout.training.setup import prepare_setup
 
 BATCH, SIZE, CLASSES = 64, 32, 8
 
@@ -46,7 +46,7 @@ def bare_steps(setup, learner, loader):
 
 
 def bare_loss(setup, model, batch):
-    images = normalize(batch.images, setup.recipe.view, channels_last=True)
+    images = normalize(batch.images, setup.plan.view, channels_last=True)
     return F.cross_entropy(model(images), batch.labels, label_smoothing=0.1)
 
 
@@ -89,8 +89,8 @@ def measure(steps, data):
     with tempfile.TemporaryDirectory() as name:
         setup = prepare_setup(text_config(data) if data else image_config(Path(name), steps))
         with (
-            closing(open_source(setup.recipe, setup.config.data, 1)) as one,
-            closing(open_source(setup.recipe, setup.config.data, 1)) as two,
+            closing(setup.opened.open_source(setup.plan, setup.config.data, 1)) as one,
+            closing(setup.opened.open_source(setup.plan, setup.config.data, 1)) as two,
         ):
             learner = build_learner(setup.task, setup.config, setup.device)
             loops = {

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import torch
 
-from flatout.app.monitoring import SystemRecords
-from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.loader import open_loader
-from flatout.data.shapes import make_shapes
+from flatout.data.loading.loader import open_loader
+from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import keep_freed_memory
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import Job, Progress, train
 from flatout.runs.directory import RunDirectory
 from flatout.timeline import Recorder
+from flatout.training.monitoring import SystemRecords
+from flatout.training.setup import prepare_setup
 from loop_overhead import BATCH, CLASSES, SIZE
 
 
@@ -77,8 +77,8 @@ def measure(folder, blocks, steps):
     recorder.end_startup()
     seconds = {"measured": [], "silent": []}
     with (
-        open_loader(setup.recipe, setup.config.data, 1, recorder=recorder) as one,
-        open_loader(setup.recipe, setup.config.data, 1) as two,
+        open_loader(setup.plan, setup.config.data, 1, recorder=recorder) as one,
+        open_loader(setup.plan, setup.config.data, 1) as two,
     ):
         measured, quiet = steps_of(setup, learner, one, recorder), steps_of(setup, learner, two, silent)
         for loop in (measured, quiet):

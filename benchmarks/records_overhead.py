@@ -17,14 +17,14 @@ from pathlib import Path
 
 import psutil
 
-from flatout.app.recording import RunRecords
-from flatout.app.train_run import prepare_setup
 from flatout.config.loading import load_config
-from flatout.data.batch import StageSeconds
-from flatout.data.shapes import make_shapes
+from flatout.data.batch import LoadStats
+from flatout.data.source.shapes import make_shapes
 from flatout.engine.loop import EpochRecord, StepRecord
 from flatout.runs import RunDirectory
 from flatout.timeline import Recorder
+from flatout.training.recording import RunRecords
+from flatout.training.setup import prepare_setup
 
 SAMPLES = 256
 
@@ -58,7 +58,7 @@ def feed(records, recorder, steps, epochs, step_seconds):
                 epoch, (epoch + 1) * each, each * SAMPLES, 1.2, {"top1": 0.5, "val_loss": 1.1}, 0.1, time.time()
             )
         )
-        records.summarise("running", None, recorder, StageSeconds(), (epoch + 1) * each * SAMPLES)
+        records.summarise("running", None, recorder, LoadStats(), (epoch + 1) * each * SAMPLES)
         taken.append(time.perf_counter() - started)
     return taken
 
@@ -79,7 +79,7 @@ def main():
         grown = process.memory_info().rss - before
         cpu_seconds = time.process_time() - cpu_before
         started = time.perf_counter()
-        records.summarise("completed", None, recorder, StageSeconds(), options.steps * SAMPLES)
+        records.summarise("completed", None, recorder, LoadStats(), options.steps * SAMPLES)
         ending = time.perf_counter() - started
         recorder.close()
         records.close()

@@ -33,22 +33,22 @@ from pathlib import Path
 def job(arguments):
     """One job: says `ready` when warm, starts on a line of input, prints its figures, ends on another line: nothing that
     one job does before or after its turn (imports, the end of torch) falls into the turn of another."""
-    from flatout.app.serve import look
+    from flatout.commands.serve import look
     from flatout.config.loading import load_config
-    from flatout.data.budgets import usable_cores
-    from flatout.data.dataset import open_dataset
-    from flatout.data.loader import choose_workers, open_loader
-    from flatout.data.prepare import Recipe
-    from flatout.data.views import resolve_view
-    from flatout.service.opening import open_shared_loader
-    from flatout.tasks.models.emulated import Wait
+    from flatout.data.loading.loader import choose_workers, open_loader
+    from flatout.data.loading.prepare import BatchPlan
+    from flatout.data.pixels.views import resolve_view
+    from flatout.data.source.dataset import open_dataset
+    from flatout.machine.budgets import usable_cores
+    from flatout.service.client.opening import open_shared_loader
+    from flatout.tasks.classification.emulated_model import Wait
 
     path, view = arguments.path.rsplit(":", 1)
     config = load_config(
         {"data": {"path": path, "cache": arguments.cache, "shared": "auto", "shared_bytes": arguments.bytes}}
     ).config.data
-    recipe = Recipe(open_dataset(config).train, resolve_view(view), 0, arguments.batch)
-    workers = usable_cores() if arguments.mode == "ideal" else choose_workers("auto", "emulated", recipe)
+    recipe = BatchPlan(open_dataset(config).train, resolve_view(view), 0, arguments.batch)
+    workers = usable_cores() if arguments.mode == "ideal" else choose_workers("auto", "emulated", recipe).value
     pool = None
     if arguments.mode == "shared":
         loader, pool = open_shared_loader(recipe, config, workers, "emulated")
@@ -228,8 +228,8 @@ def ratio(rates, of, to):
 
 def predict(steps, measured, batch, seconds):
     """The simulator's word on a turn, from the seconds that its producers took for a batch in it."""
-    from flatout.service.policy import Policy
-    from flatout.service.simulation import SimulatedJob, Simulation, World
+    from flatout.service.coordinator.policy import Policy
+    from flatout.simulation.simulator import SimulatedJob, SimulatedWorld, Simulation
 
     seen, before = measured[0]["service"], measured[0]["before"]
     (stream,) = seen["streams"].values()
@@ -237,7 +237,7 @@ def predict(steps, measured, batch, seconds):
     count = 400
     counts = {name: value - before["counts"][name] for name, value in seen["counts"].items()}
     make_seconds = counts["made_seconds"] / max(1, counts["made"])
-    world = World(
+    world = SimulatedWorld(
         tuple(SimulatedJob(step, round(seconds / step) if step else count) for step in steps), stream["batches_per_epoch"], stream["batch_bytes"], hands,
         make_seconds,
     )  # fmt: skip

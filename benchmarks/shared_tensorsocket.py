@@ -21,7 +21,7 @@ class Loader:
 
     def __init__(self, path, view, batch):
         import flatout
-        from flatout.data.budgets import usable_cores
+        from flatout.machine.budgets import usable_cores
 
         self._source = flatout.open_batches(
             path, view=view, batch_size=batch, seed=0, workers=usable_cores(), cache="off"

@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from dated_results import publish
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 
 MODES = ("off", "auto")
 WARM_UP_STEPS = 10

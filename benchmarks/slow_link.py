@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from flatout.data.shapes import make_shapes  # noqa: E402
-from flatout.runs.directory import read_table  # noqa: E402
+from flatout.data.source.shapes import make_shapes  # noqa: E402
+from flatout.runs.tables import read_table  # noqa: E402
 from namespaces import two_nodes, why_not  # noqa: E402
 from training import write_recipe  # noqa: E402
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import yaml
 
 from dated_results import publish
-from flatout.data.shapes import make_shapes
-from flatout.runs.directory import read_table
+from flatout.data.source.shapes import make_shapes
+from flatout.runs.tables import read_table
 
 CLASSES, BATCH = 8, 64
 
@@ -28,7 +28,7 @@ TORCH = "import time, torch; print(time.time())"
 BARE = """
 import sys, time
 import torch
-from flatout.tasks.models.registry import build_model
+from flatout.tasks.classification.models import build_model
 build_model("resnet18", int(sys.argv[2]), "small", 0.5, False)
 import flatout
 source = flatout.open_batches(sys.argv[1], view="train-64", batch_size=int(sys.argv[3]))

@@ -50,6 +50,7 @@ class HostReads(TorchDispatchMode):
         for value in values:
             for each in tree_leaves(vars(value) if hasattr(value, "__dataclass_fields__") else value):
                 if isinstance(each, Tensor):
+                    each = getattr(each, "_local_tensor", each)  # of a sharded one, this rank's part
                     reference = StorageWeakRef(each.untyped_storage())
                     self._storages[reference.cdata] = reference
 
@@ -65,6 +66,8 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented  # sharded tensors work on their parts, and that is seen here
         given = [each for each in tree_leaves((arguments, options)) if self.on_device(each)]
         if given and _reads(operator, arguments):
             self.note(operator.__name__)

@@ -14,21 +14,22 @@ from flatout.cache.shared_memory import OwnedStore, shared_root
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
-from flatout.data.dataset import open_dataset
-from flatout.data.loader import Loader
-from flatout.data.pools import InlinePool
-from flatout.data.prepare import Recipe
-from flatout.data.views import View
+from flatout.data.loading.loader import Loader
+from flatout.data.loading.pools import InlinePool
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.pixels.views import View
+from flatout.data.source.dataset import open_dataset
 from flatout.errors import BadBundle
-from flatout.service.client import SharedPool
-from flatout.service.coordinator import Coordinator
-from flatout.service.daemon import Beyond, Certificate, Place, Service
-from flatout.service.messages import Joined, Message, Produce
-from flatout.service.opening import open_shared_loader
-from flatout.service.policy import Policy
-from flatout.service.producer import Maker
-from flatout.service.roots import allowed_roots
-from flatout.service.server import Reception, UnixServer
+from flatout.service.client.opening import open_shared_loader
+from flatout.service.client.pool import SharedPool
+from flatout.service.coordinator.coordinator import Coordinator
+from flatout.service.coordinator.policy import Policy
+from flatout.service.producers.producer import Maker
+from flatout.service.protocol.messages import Joined, Message, Produce
+from flatout.service.transport.paths import ServicePaths
+from flatout.service.transport.roots import allowed_roots
+from flatout.service.transport.server import SessionRegistry, UnixServer
+from flatout.service.transport.service import Certificate, RemoteOptions, Service
 from training import wait_until
 
 VIEW = View("tests", crop="pad", size=16, pad=2, flip=0.5, mixup=0.2)
@@ -40,15 +41,15 @@ def data_config(path: Path | str, **changes: Any) -> DataConfig:
     return load_config({"data": {"path": str(path), "shared": "auto", "batch_size": BATCH, **changes}}).config.data
 
 
-def make_recipe(path: Path | str, seed: int = 0, batch_size: int = BATCH) -> Recipe:
-    return Recipe(open_dataset(data_config(path)).train, VIEW, seed, batch_size)
+def make_plan(path: Path | str, seed: int = 0, batch_size: int = BATCH) -> BatchPlan:
+    return BatchPlan(open_dataset(data_config(path)).train, VIEW, seed, batch_size)
 
 
 @contextmanager
 def shared(path: Path | str, workers: int = 0, **changes: Any) -> Iterator[tuple[Loader, SharedPool]]:
     config = data_config(path, **changes)
-    recipe = Recipe(open_dataset(config).train, VIEW, 0, config.batch_size)
-    loader, pool = open_shared_loader(recipe, config, workers, "cpu")
+    plan = BatchPlan(open_dataset(config).train, VIEW, 0, config.batch_size)
+    loader, pool = open_shared_loader(plan, config, workers, "cpu")
     try:
         yield loader, pool
     finally:
@@ -58,8 +59,8 @@ def shared(path: Path | str, workers: int = 0, **changes: Any) -> Iterator[tuple
 class Checker:
     """Compares batches with those of a loader of one's own, byte for byte."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._pool = InlinePool(recipe)
+    def __init__(self, plan: BatchPlan) -> None:
+        self._pool = InlinePool(plan)
 
     def check(self, batch: Batch) -> None:
         expected = self._pool.wait((batch.epoch, batch.index), 60.0)
@@ -87,18 +88,18 @@ def read_epochs(
     return seen
 
 
-def in_order(recipe: Recipe, epochs: range) -> list[tuple[int, int]]:
-    return [(epoch, index) for epoch in epochs for index in range(recipe.batches_per_epoch)]
+def in_order(plan: BatchPlan, epochs: range) -> list[tuple[int, int]]:
+    return [(epoch, index) for epoch in epochs for index in range(plan.batches_per_epoch)]
 
 
 def daemon() -> psutil.Process:
     """The service that this process has started."""
-    found = [each for each in psutil.Process().children() if _runs(each, "flatout.service.daemon")]
+    found = [each for each in psutil.Process().children() if _runs(each, "flatout.service.transport.daemon")]
     return found[-1]
 
 
 def producers(service: psutil.Process) -> list[psutil.Process]:
-    return [each for each in service.children() if _runs(each, "flatout.service.producer")]
+    return [each for each in service.children() if _runs(each, "flatout.service.producers.producer")]
 
 
 def _runs(process: psutil.Process, module: str) -> bool:
@@ -109,7 +110,7 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 
 @contextmanager
-def service(place: Place, policy: Policy = ROOMY, trace: Path | None = None) -> Iterator[Service]:
+def service(place: ServicePaths, policy: Policy = ROOMY, trace: Path | None = None) -> Iterator[Service]:
     """A real service with real producers, in a thread of this process."""
     running = Service(place, policy, threads=1, trace=trace)
     thread = threading.Thread(target=running.run, args=(False,))
@@ -118,7 +119,7 @@ def service(place: Place, policy: Policy = ROOMY, trace: Path | None = None) -> 
     try:
         yield running
     finally:
-        running.reception.stop()
+        running.sessions.stop()
         thread.join(60)
         assert not thread.is_alive()
 
@@ -129,16 +130,22 @@ class Remote:
     policy = Policy(64 << 20, lease_seconds=60.0, recycles=False, keep_alive_seconds=0.2)
 
     def __init__(
-        self, place: Place, redis: RedisAddress, port: int, policy: Policy | None = None, callers: tuple = (),
-        roots: tuple[str, ...] = ("/",), tls: Certificate | None = None,
-    ) -> None:  # fmt: skip
-        beyond = Beyond(f"127.0.0.1:{port}", redis, callers, allowed_roots(roots), tls)
-        self.service = Service(place, policy or self.policy, threads=1, beyond=beyond)
+        self,
+        place: ServicePaths,
+        redis: RedisAddress,
+        port: int,
+        policy: Policy | None = None,
+        callers: tuple = (),
+        roots: tuple[str, ...] = ("/",),
+        tls: Certificate | None = None,
+    ) -> None:
+        remote = RemoteOptions(f"127.0.0.1:{port}", redis, callers, allowed_roots(roots), tls)
+        self.service = Service(place, policy or self.policy, threads=1, remote=remote)
         self.thread = threading.Thread(target=self.service.run, args=(False,))
         self.thread.start()
 
     def stop(self) -> None:
-        self.service.reception.stop()
+        self.service.sessions.stop()
         self.thread.join(60)
         assert not self.thread.is_alive()
 
@@ -147,11 +154,11 @@ Answer = Callable[[Maker, Produce], Message | None]
 
 
 @contextmanager
-def service_with(place: Place, answer: Answer, policy: Policy = ROOMY) -> Iterator[Coordinator]:
+def service_with(place: ServicePaths, answer: Answer, policy: Policy = ROOMY) -> Iterator[Coordinator]:
     """A coordinator whose only producer does what a test says; None is no answer at all."""
     coordinator = Coordinator(policy, OwnedStore(shared_root()))
     place.token.write_text("token", encoding="ascii")
-    server = UnixServer(Reception(coordinator, "token"), place.socket)
+    server = UnixServer(SessionRegistry(coordinator, "token"), place.socket)
     maker, stop = Maker(coordinator.store), threading.Event()
 
     def send(*messages: Message) -> None:

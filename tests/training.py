@@ -25,9 +25,9 @@ import numpy as np
 import psutil
 import yaml
 
-from flatout.data.shapes import make_shapes
-from flatout.data.vocabulary import read_vocabulary
-from flatout.runs.directory import effective_rows, read_table
+from flatout.data.source.shapes import make_shapes
+from flatout.data.text.vocabulary import read_vocabulary
+from flatout.runs.tables import effective_rows, read_table
 from flatout.sampling import batch_count, batch_ids, epoch_order, ids_digest
 from flatout.sampling.token_batches import batch_of, batch_order, cut_by_tokens, token_order
 
@@ -43,9 +43,9 @@ _FORKS.set_forkserver_preload(
     [
         "pytest",
         "training",
-        "flatout.app.train_run",
-        "flatout.app.show",
-        "flatout.app.lr_find",
+        "flatout.commands.train",
+        "flatout.commands.show",
+        "flatout.commands.lr_find",
         "torch._dynamo",
         "sacrebleu",
     ]

@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import open_dataset
-from flatout.data.decode import decoder_name
-from flatout.data.draws import FLIP, draw
-from flatout.data.pixels import choose_shrink, crop_box, shrink_box
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import SHIPPED, View
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.pixels.decode import decoder_name
+from flatout.data.pixels.draws import FLIP, draw
+from flatout.data.pixels.reference import choose_shrink, crop_box, shrink_box
+from flatout.data.pixels.views import SHIPPED, View
+from flatout.data.source.dataset import open_dataset
 
 SCALES = ((400, 1.0), (50, 0.4), (8, 0.15), (2, 0.08))  # pixels of a grain, weight
 EXACT = SHIPPED["train-224"]
@@ -51,7 +51,7 @@ def make_folder(root: Path, count: int, width: int, height: int, ending: str, **
 
 def flatout_row(folder: Path, view: View) -> Row:
     split = open_dataset(DataConfig(path=str(folder))).train
-    recipe = Recipe(split, view, seed=0, batch_size=len(split), shuffle=False)
+    recipe = BatchPlan(split, view, seed=0, batch_size=len(split), shuffle=False)
     images = np.zeros(recipe.shape(0), np.uint8)
 
     def run(epoch: int) -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from flatout.planning.tracing import Step, traced_peak
-from flatout.tasks.models.registry import build_model
-from flatout.tasks.models.transformer import build_transformer
+from flatout.tasks.classification.models import build_model
+from flatout.tasks.translation.transformer import build_transformer
 
 CONFIGURATIONS: list[tuple[str, int, int, str, str, bool, bool]] = [
     # model, pixels, batch, precision, optimizer, checkpointing, channels last

@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import numpy as np  # noqa: E402
 
-from flatout.app.task_setup import open_task  # noqa: E402
 from flatout.commands.planned_data import Sizes, measure_costs, write_pictures  # noqa: E402
 from flatout.config.loading import load_config  # noqa: E402
 from flatout.cost.machines import Machine  # noqa: E402
 from flatout.diagnosis.model.step import step_seconds  # noqa: E402
 from flatout.planning.data_path import STORES, Samples, Store, feed_of  # noqa: E402
+from flatout.tasks.setup import open_task  # noqa: E402
 from servers.faults import Faults  # noqa: E402
 from servers.proxy_client import FaultProxy  # noqa: E402
 from servers.s3 import S3Server  # noqa: E402

@@ -167,7 +167,7 @@ class Ssd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from flatout.tasks.models.resnet import resnet
+        from flatout.tasks.classification.resnet import resnet
 
         body = resnet("resnet50", 2)
         body.layer3[0].conv2.stride = (1, 1)

@@ -116,7 +116,7 @@ BASES = (
 def train(settings: dict[str, Any], run: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ["XDG_CACHE_HOME"] = f"{run}-cache"
-    from flatout.app.train_run import train_run
+    from flatout.commands.train import train_run
 
     train_run({"name": "pair"}, settings, run)
 
@@ -159,11 +159,11 @@ def measured(run: Path, what: str) -> float:
     from flatout.runs import read_run
 
     signals = read_signals(read_run(run))
-    return signals.step_seconds if what == "step" else signals.wall_seconds
+    return signals.step.seconds if what == "step" else signals.time.wall_seconds
 
 
 def play(lab: Lab, base: Base, again: bool) -> list[dict[str, Any]]:
-    from flatout.app.predict import predict_changes
+    from flatout.commands.predict import predict_changes
 
     origin = lab.train(f"{base.name} base", base, {})
     rows = []
@@ -226,7 +226,7 @@ def main() -> None:
         "--again", action="store_true", help="measure the base anew for each pair: on a busy machine"
     )
     given = arguments.parse_args()
-    FORKS.set_forkserver_preload(["flatout.app.train_run", "torch._dynamo"])
+    FORKS.set_forkserver_preload(["flatout.commands.train", "torch._dynamo"])
     given.dir.mkdir(parents=True, exist_ok=True)
     make_datasets(given.dir)
     kept = given.dir / "pairs.json"

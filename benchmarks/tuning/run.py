@@ -32,8 +32,8 @@ PLAIN = {"data.workers": 0, "train.channels_last": False}
 
 
 def speed(recipe, changes):
-    from flatout.app.measuring import measure_apart
     from flatout.config.loading import load_config
+    from flatout.training.measuring import measure_apart
 
     config = load_config(recipe, changes).config.model_dump(mode="json", by_alias=True)
     return measure_apart(config, SECONDS).samples_per_second
@@ -51,7 +51,7 @@ def hopeless(tuned):
 
 
 def play(name, data, settings, folder, exhaustive):
-    from flatout.app.tune import tune_recipe
+    from flatout.commands.tune import tune_recipe
     from flatout.config.loading import load_config
     from flatout.diagnosis.tuning import grid
 

@@ -34,7 +34,7 @@ DEADLINE_SECONDS = 300
 
 
 def make_datasets(folder: Path) -> None:
-    from flatout.data.shapes import make_shapes
+    from flatout.data.source.shapes import make_shapes
 
     sizes = {
         "small": (4, 400, 64, 16),
@@ -65,7 +65,7 @@ def turn_labels(folder: Path) -> None:
 def train(scenario: Scenario, path: str, run: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ["XDG_CACHE_HOME"] = f"{run}-cache"
-    from flatout.app.train_run import train_run
+    from flatout.commands.train import train_run
     from flatout.errors import FlatoutError
 
     if scenario.inject is not None:
@@ -124,7 +124,7 @@ def over_link(settings: dict[str, Any], rate: str, run: Path) -> None:
 
 
 def play(scenario: Scenario, folder: Path, proxy: FaultProxy, environment: dict[str, str]) -> dict[str, Any]:
-    from flatout.app.explain import explain
+    from flatout.commands.explain import explain
 
     run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in scenario.name)
     shutil.rmtree(run, ignore_errors=True)
@@ -183,7 +183,7 @@ def main() -> None:
     arguments.add_argument("--repeat", type=int, default=1)
     arguments.add_argument("--merge", action="store_true", help="keep rows of earlier calls; writes the table of all")
     given = arguments.parse_args()
-    FORKS.set_forkserver_preload(["flatout.app.train_run", "torch._dynamo", "scenarios"])
+    FORKS.set_forkserver_preload(["flatout.commands.train", "torch._dynamo", "scenarios"])
     given.dir.mkdir(parents=True, exist_ok=True)
     make_datasets(given.dir)
     kept = given.dir / "rows.json"

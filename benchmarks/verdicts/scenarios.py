@@ -37,7 +37,7 @@ class Scenario:
 
 def slow_logger() -> None:
     """A tracker that answers in 30 ms, asked after every step."""
-    from flatout.app.recording import RunRecords
+    from flatout.training.recording import RunRecords
 
     write = RunRecords.step
 
@@ -50,20 +50,20 @@ def slow_logger() -> None:
 
 def slow_start() -> None:
     """A listing that takes 12 s."""
-    from flatout.app import train_run
+    from flatout.commands import train
 
-    prepare = train_run.prepare_setup
+    prepare = train.prepare_setup
 
     def prepare_setup(*arguments: Any) -> Any:
         time.sleep(12)
         return prepare(*arguments)
 
-    train_run.prepare_setup = prepare_setup
+    train.prepare_setup = prepare_setup
 
 
 def slow_epoch_start() -> None:
     """Workers that are built anew for each epoch."""
-    from flatout.data.loader import Loader
+    from flatout.data.loading.loader import Loader
 
     epoch = Loader.epoch
 
@@ -76,7 +76,7 @@ def slow_epoch_start() -> None:
 
 def leak() -> None:
     """8 MB kept from every step."""
-    from flatout.app.recording import RunRecords
+    from flatout.training.recording import RunRecords
 
     write, kept = RunRecords.step, []
 
@@ -88,7 +88,7 @@ def leak() -> None:
 
 
 def slow_copy() -> None:
-    from flatout.tasks.classification import Classification
+    from flatout.tasks.classification.task import Classification
 
     copy = Classification.to_device
 
@@ -103,7 +103,7 @@ def late_rank() -> None:
     """Rank 1 needs 60 ms more for each step."""
     import os
 
-    from flatout.tasks.classification import Classification
+    from flatout.tasks.classification.task import Classification
 
     copy = Classification.to_device
 
@@ -129,7 +129,7 @@ def unowned_time() -> None:
 
 def slow_augment() -> None:
     """A transform of the user's own, in Python: 3 ms an image."""
-    from flatout.data import prepare
+    from flatout.data.loading import prepare
 
     finished = prepare._finished
 
@@ -145,7 +145,7 @@ def slow_augment() -> None:
 
 def slow_disk() -> None:
     """2 ms for each file."""
-    from flatout.data import pools
+    from flatout.data.loading import pools
 
     fetch = pools.fetch
 

@@ -9,18 +9,18 @@ __version__ = "0.1.0"
 __all__ = ["Run", "explain", "normalize", "open_batches", "train"]
 
 if TYPE_CHECKING:
-    from flatout.app.explain import explain as explain
-    from flatout.app.library import open_batches as open_batches
-    from flatout.app.library import train as train
-    from flatout.data.normalize import normalize as normalize
+    from flatout.commands.explain import explain as explain
+    from flatout.commands.library import open_batches as open_batches
+    from flatout.commands.library import train as train
+    from flatout.data.pixels.normalize import normalize as normalize
     from flatout.runs import Run as Run
 
 _HOMES = {
     "Run": "flatout.runs",
-    "explain": "flatout.app.explain",
-    "normalize": "flatout.data.normalize",
-    "open_batches": "flatout.app.library",
-    "train": "flatout.app.library",
+    "explain": "flatout.commands.explain",
+    "normalize": "flatout.data.pixels.normalize",
+    "open_batches": "flatout.commands.library",
+    "train": "flatout.commands.library",
 }
 
 

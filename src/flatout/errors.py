@@ -9,6 +9,7 @@ class FlatoutError(Exception):
     """Root of the tree. `exit_code` is what the command line returns."""
 
     exit_code = 1
+    quiet = False  # whether another process says it
 
 
 class UserError(FlatoutError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.engine import checkpoint
-from flatout.runs.directory import Table, read_table
+from flatout.runs.tables import Table, read_table
 from training import (
     DEADLINE_SECONDS,
     Command,
@@ -127,16 +127,16 @@ def test_full_at_the_last_checkpoint_is_not_a_completed_run(
 
 
 def _train_and_fill_after_the_last_checkpoint(config: str, folder: str) -> None:
-    from flatout.app import train_run
     from flatout.cli.main import run
+    from flatout.training import session
 
-    digest = train_run.state_digest
+    digest = session.state_digest
 
     def fill_and_digest(tensors: object) -> str:
         Disk(Path(folder)).fill(0)
         return digest(tensors)
 
-    train_run.state_digest = fill_and_digest  # asked for once, between the last checkpoint and the last summary
+    session.state_digest = fill_and_digest  # asked for once, between the last checkpoint and the last summary
     sys.stderr = (Path(folder).parent / "said.txt").open("w")
     sys.argv = ["flatout", "train", config, "--run", f"{folder}/run"]
     run()

@@ -170,8 +170,7 @@ def test_a_killed_run_is_listed_as_failed_with_a_cause(work: Path, shapes: Path)
     assert listed.code == 0
     assert "failed" in listed.out
     assert "running" not in listed.out
-    assert summary(run)["status"] == "failed"
-    assert "killed" in summary(run)["cause"]
+    assert summary(run)["status"] == "running"  # who looks does not write
     assert "killed" in command("report", "runs/tiny", cwd=work).out
 
 

@@ -16,19 +16,25 @@ def test_a_killed_run_is_summed_up_and_billed_and_the_next_attempt_adds(work: Pa
     running = start("train", config, cwd=work)
     wait_until(lambda: row_count(run) >= STEPS_PER_EPOCH + 5 or not running.running, "the second epoch")
     running.kill()
-    last_word = summary(run)  # written at the end of the first epoch
+    last_word, last_cost = summary(run), (run / "cost.json").read_text()  # written at the end of the first epoch
     assert last_word["status"] == "running"
 
-    (listed,) = json.loads(command("runs", "--json", cwd=work).out)
-    killed = summary(run)
-    assert (killed["status"], listed["status"]) == ("failed", "failed")
+    (killed,) = json.loads(command("runs", "--json", cwd=work).out)
+    assert killed["status"] == "failed"
+    assert summary(run) == last_word  # who looks does not write
     assert killed["samples_seen"] > last_word["samples_seen"]
     assert killed["time"]["wall_seconds"] > 0
     assert killed["time"]["parts"]["validation"] >= last_word["time"]["parts"]["validation"] - 1e-3
     assert sum(killed["time"]["parts"].values()) == pytest.approx(killed["time"]["wall_seconds"], rel=1e-3)
     assert killed["throughput"]["samples_per_second"] > 0
     assert killed["cost"]["total_usd"] == pytest.approx(killed["time"]["wall_seconds"] / 3600 * USD_PER_HOUR)
-    assert json.loads((run / "cost.json").read_text()) == killed["cost"] == listed["cost"]
+    assert (run / "cost.json").read_text() == last_cost
+    (finding,) = [
+        each
+        for each in json.loads(command("explain", run, "--json", cwd=work).out)["findings"]
+        if each["id"] == "failed"
+    ]
+    assert "killed" in finding["title"]
 
     finished = command("train", config, cwd=work)
     assert finished.code == 0, finished.err

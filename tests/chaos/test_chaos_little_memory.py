@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.app.host_memory import Limit, is_out_of_memory, require_memory
 from flatout.errors import NoSpace
+from flatout.machine.available_memory import Limit, is_out_of_memory, require_memory
 from training import DEADLINE_SECONDS, forked, summary, write_recipe
 
 MIB = 2**20

@@ -110,7 +110,7 @@ def test_replaced_is_left_alone(work: Path, shapes: Path, uninterrupted: Path) -
 
 
 def test_gone_between_the_last_word_and_the_report_is_no_user_error(tmp_path: Path) -> None:
-    from flatout.app.train_run import read_finished
+    from flatout.commands.train import read_finished
 
     with pytest.raises(RunFailed, match="ended well, but"):
         read_finished(RunDirectory(tmp_path / "gone"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from namespaces import why_not
 from servers.faults import Rule
 from servers.fixtures import Bucket

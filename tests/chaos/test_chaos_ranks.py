@@ -111,20 +111,18 @@ def _train_unwrapped(place: dict[str, str], config: str, folder: str, sabotage: 
     os.environ.update(place)
     os.chdir(folder)
     from flatout.engine.parallel.gradients import GradientExchange
-    from flatout.engine.parallel.ranks import Ranks
+    from flatout.engine.parallel.model_sync import ModelSync
 
     if sabotage == "never-exchanged":  # story C: the loss comes from the model inside, not from the wrapped one
         GradientExchange.sync_next = lambda self, wanted: setattr(self.wrapped, "require_backward_grad_sync", False)
     elif place["RANK"] == "1":
-        begin = Ranks.begin
+        compare = ModelSync.compare
 
-        def unwrapped(self: Ranks, learner: object, *rest: object, **named: object) -> None:
-            compare, self._compare = self._compare, lambda *_: None
-            begin(self, learner, *rest, **named)
-            learner.wrapped, self._compare = learner.compute, compare
-            self._compare(learner, "before the first step")
+        def unwrapped(self: ModelSync, *rest: object) -> None:
+            self._learner.wrapped = self._learner.compute
+            compare(self, *rest)
 
-        Ranks.begin = unwrapped
+        ModelSync.compare = unwrapped
     sys.argv = ["flatout", "train", config]
     from flatout.cli.main import run
 

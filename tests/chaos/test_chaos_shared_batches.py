@@ -11,25 +11,27 @@ import pytest
 
 from flatout.cache.shared_memory import private_folder
 from flatout.errors import DataError, ServiceUnavailable
-from flatout.service import client, daemon
-from flatout.service.daemon import Place, connect, runtime_place
-from flatout.service.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
-from flatout.service.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
-from flatout.service.producer import Maker
-from flatout.service.wire import Wire
-from sharing import Checker, in_order, make_recipe, producers, read_epochs, service, service_with, shared
+from flatout.service.client import requests
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
+from flatout.service.producers.producer import Maker
+from flatout.service.protocol.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
+from flatout.service.protocol.wire import Wire
+from flatout.service.transport import service as service_module
+from flatout.service.transport.daemon import connect
+from flatout.service.transport.paths import ServicePaths, service_paths
+from sharing import Checker, in_order, make_plan, producers, read_epochs, service, service_with, shared
 from sharing import daemon as started_daemon
 from training import forked, make_dataset, wait_until
 from unit.cache.small_disk import SmallDisk, small_disk  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return runtime_place()
+    return service_paths()
 
 
-def status(place: Place) -> dict:
+def status(place: ServicePaths) -> dict:
     wire, _ = connect(place, "viewer", "test", 60.0)
     try:
         return wire.ask(Ask(), 60.0).values
@@ -37,43 +39,43 @@ def status(place: Place) -> dict:
         wire.close()
 
 
-def test_the_last_job_to_leave_ends_the_service_and_leaves_nothing(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_the_last_job_to_leave_ends_the_service_and_leaves_nothing(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
     with shared(shapes) as (first, one), shared(shapes) as (second, two):
         running = started_daemon()
-        seen = read_epochs(first, range(2), Checker(recipe))
-        assert seen == read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
+        seen = read_epochs(first, range(2), Checker(plan))
+        assert seen == read_epochs(second, range(2), Checker(plan)) == in_order(plan, range(2))
         counts = status(place)["counts"]
         store = Path(status(place)["store"])
-        ahead = SMALL_FACTOR * Policy(0).window + MOST_AT_ONCE
+        ahead = SMALL_BATCH_FACTOR * Policy(0).window + MAX_BATCHES_PER_ASK
         assert counts["made"] <= len(seen) + ahead, "made once for both, but for what the second came too late for"
-        assert one.use.hits == two.use.hits == len(seen)
+        assert one.stats.hits == two.stats.hits == len(seen)
     wait_until(lambda: not place.socket.exists(), "the service to end")
     running.wait(60)
     assert not store.exists()
 
 
-def test_coordinator_killed(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_coordinator_killed(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
 
     def between(count: int) -> None:
         if count == 5:
             started_daemon().send_signal(signal.SIGKILL)
-        if count >= 25 and not pool.use.rejoined:
-            pool._rejoin_at = 0.0
+        if count >= 25 and not pool.stats.rejoined:
+            pool._session.rejoin_at = 0.0
             time.sleep(0.1)  # a step: without it 60 batches are over before a service can start
 
     with shared(shapes) as (loader, pool):
-        assert read_epochs(loader, range(5), Checker(recipe), between) == in_order(recipe, range(5))
-        assert pool.use.outages >= 1
-        assert pool.use.alone >= 1
-        assert pool.use.rejoined == 1
-        assert pool.use.hits > 5
+        assert read_epochs(loader, range(5), Checker(plan), between) == in_order(plan, range(5))
+        assert pool.stats.outages >= 1
+        assert pool.stats.alone >= 1
+        assert pool.stats.rejoined == 1
+        assert pool.stats.hits > 5
 
 
-def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None:
+def test_a_job_with_time_between_its_batches(shapes: Path, place: ServicePaths) -> None:
     """A thread asks and opens for it: through a kill, a start in the middle of an epoch and the end, all the same."""
-    recipe = make_recipe(shapes)
+    plan = make_plan(shapes)
     helped = 0
 
     def helpers() -> list[threading.Thread]:
@@ -85,15 +87,15 @@ def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None
         time.sleep(0.005)
         if count == 30:
             started_daemon().send_signal(signal.SIGKILL)
-        if count >= 60 and not pool.use.rejoined:
-            pool._rejoin_at = 0.0
+        if count >= 60 and not pool.stats.rejoined:
+            pool._session.rejoin_at = 0.0
             time.sleep(0.1)
 
     with shared(shapes) as (loader, pool):
-        assert read_epochs(loader, range(5), Checker(recipe), between) == in_order(recipe, range(5))
+        assert read_epochs(loader, range(5), Checker(plan), between) == in_order(plan, range(5))
         assert helped
-        assert pool.use.outages == pool.use.rejoined == 1
-        check = Checker(recipe)
+        assert pool.stats.outages == pool.stats.rejoined == 1
+        check = Checker(plan)
         for start in (3, 11, 1):
             for batch, _ in zip(loader.epoch(7, start), range(3), strict=False):
                 time.sleep(0.005)
@@ -101,34 +103,34 @@ def test_a_job_with_time_between_its_batches(shapes: Path, place: Place) -> None
     assert not helpers(), "a thread that lives on may take the process down at its end"
 
 
-def test_batches_of_a_dead_service_are_not_given_back_to_the_next(shapes: Path, place: Place) -> None:
+def test_batches_of_a_dead_service_are_not_given_back_to_the_next(shapes: Path, place: ServicePaths) -> None:
     """Both number their buffers from 1: what was read from the first must not be released at the second."""
-    recipe = make_recipe(shapes)
-    check = Checker(recipe)
+    plan = make_plan(shapes)
+    check = Checker(plan)
     with service(place):
         with_first = shared(shapes)
         loader, pool = with_first.__enter__()
         batches = itertools.chain.from_iterable(map(loader.epoch, range(3)))
         kept = [next(batches) for _ in range(6)]
-    while not pool.use.outages:  # what it holds is used up first
+    while not pool.stats.outages:  # what it holds is used up first
         check.check(next(batches))
-    assert pool.use.outages == 1
+    assert pool.stats.outages == 1
     with service(place):
-        pool._rejoin_at = 0.0
+        pool._session.rejoin_at = 0.0
         now = [next(batches) for _ in range(3)]
-        assert pool.use.rejoined == 1
+        assert pool.stats.rejoined == 1
         for batch in kept:
             check.check(batch)
-        released = list(pool._released)
+        released = list(pool._requests.opener.released)
         del kept, batch
-        assert list(pool._released) == released
+        assert list(pool._requests.opener.released) == released
         for batch in [*now, *batches]:
             check.check(batch)
         with_first.__exit__(None, None, None)
 
 
-def test_producer_killed_again_and_again(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_producer_killed_again_and_again(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
 
     def between(count: int) -> None:
         if count in (3, 20, 37):
@@ -136,13 +138,13 @@ def test_producer_killed_again_and_again(shapes: Path, place: Place) -> None:
                 process.send_signal(signal.SIGKILL)
 
     with shared(shapes) as (loader, pool):
-        assert read_epochs(loader, range(3), Checker(recipe), between) == in_order(recipe, range(3))
-        assert pool.use.hits
-        assert pool.use.most_asks_per_batch <= 10
+        assert read_epochs(loader, range(3), Checker(plan), between) == in_order(plan, range(3))
+        assert pool.stats.hits
+        assert pool.stats.most_asks_per_batch <= 10
 
 
-def test_producer_that_hangs_is_replaced(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_producer_that_hangs_is_replaced(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
     with service(place, Policy(64 << 20, lease_seconds=1.0)) as running, shared(shapes) as (loader, pool):
         pids = wait_until(lambda: running.producers.pids(), "a producer")
 
@@ -150,10 +152,10 @@ def test_producer_that_hangs_is_replaced(shapes: Path, place: Place) -> None:
             if count == 4:
                 os.kill(pids[0], signal.SIGSTOP)
 
-        assert read_epochs(loader, range(2), Checker(recipe), between) == in_order(recipe, range(2))
+        assert read_epochs(loader, range(2), Checker(plan), between) == in_order(plan, range(2))
         assert running.coordinator.status()["counts"]["expired"] >= 1
         assert pids[0] not in running.producers.pids()
-        assert pool.use.most_asks_per_batch <= 10
+        assert pool.stats.most_asks_per_batch <= 10
 
 
 def _garbage(maker: Maker, order: Produce) -> Message:
@@ -183,9 +185,9 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_producer_that_lies(lie: str, shapes: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_that_lies(lie: str, shapes: Path, place: ServicePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third order is answered truly, so that the job goes on asking."""
-    recipe = make_recipe(shapes)
+    plan = make_plan(shapes)
     orders = 0
 
     def answer(maker: Maker, order: Produce) -> Message:
@@ -197,28 +199,28 @@ def test_producer_that_lies(lie: str, shapes: Path, place: Place, monkeypatch: p
         service_with(place, answer, Policy(64 << 20, lease_seconds=0.2)) as coordinator,
         shared(shapes) as (loader, pool),
     ):
-        assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
+        assert read_epochs(loader, range(2), Checker(plan)) == in_order(plan, range(2))
         counts = coordinator.status()["counts"]
         assert counts["failures"] + counts["expired"] > 0
-        assert pool.use.spoilt == 0, "never even shown to a job"
-        assert pool.use.most_asks_per_batch <= 10
+        assert pool.stats.spoilt == 0, "never even shown to a job"
+        assert pool.stats.most_asks_per_batch <= 10
 
 
-def test_producer_that_never_answers(shapes: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "next_action", lambda asked, answer: client_action(asked, answer, 0.3))
-    recipe = make_recipe(shapes)
+def test_producer_that_never_answers(shapes: Path, place: ServicePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "next_action", lambda asked, answer: client_action(asked, answer, 0.3))
+    plan = make_plan(shapes)
     with service_with(place, lambda maker, order: None) as coordinator, shared(shapes) as (loader, pool):
-        assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert pool.use.hits == 0
-        assert pool.use.outages == 1, "not asked for every batch, but left alone for a while"
+        assert read_epochs(loader, range(2), Checker(plan)) == in_order(plan, range(2))
+        assert pool.stats.hits == 0
+        assert pool.stats.outages == 1, "not asked for every batch, but left alone for a while"
         assert coordinator.status()["counts"]["asks"] < 20
 
 
-client_action = client.next_action
+client_action = requests.next_action
 
 
-def test_job_killed_and_the_other_goes_on(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_job_killed_and_the_other_goes_on(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
     with shared(shapes) as (loader, pool), forked(_read_for_ever, str(shapes), str(place.folder.parent)) as other:
         wait_until(lambda: len(status(place)["jobs"]) == 2, "the second job")
 
@@ -226,9 +228,9 @@ def test_job_killed_and_the_other_goes_on(shapes: Path, place: Place) -> None:
             if count == 10:
                 os.kill(other.pid, signal.SIGKILL)
 
-        assert read_epochs(loader, range(3), Checker(recipe), between) == in_order(recipe, range(3))
+        assert read_epochs(loader, range(3), Checker(plan), between) == in_order(plan, range(3))
         wait_until(lambda: len(status(place)["jobs"]) == 1, "the killed job to be noticed")
-        assert pool.use.alone == 0
+        assert pool.stats.alone == 0
 
 
 def _read_for_ever(path: str, runtime: str) -> None:
@@ -239,47 +241,47 @@ def _read_for_ever(path: str, runtime: str) -> None:
                 pass
 
 
-def test_a_slow_job_does_not_hold_up_another(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_a_slow_job_does_not_hold_up_another(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
     small = Policy(12 * 10_000, lease_seconds=60.0)  # a dozen batches
     with service(place, small), shared(shapes) as (slow, _), shared(shapes) as (fast, _):
         lagging = slow.epoch(0)
         kept = [next(lagging), next(lagging)]
-        assert read_epochs(fast, range(4), Checker(recipe)) == in_order(recipe, range(4))
+        assert read_epochs(fast, range(4), Checker(plan)) == in_order(plan, range(4))
         for batch in [*kept, *lagging]:
-            Checker(recipe).check(batch)
+            Checker(plan).check(batch)
 
 
 def test_dev_shm_too_small(
     shapes: Path,
-    place: Place,
+    place: ServicePaths,
     small_disk: SmallDisk,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The policy believes in 64 MB; the file system has 64 kB."""
     root = private_folder(small_disk("64k") / "flatout")
-    monkeypatch.setattr(daemon, "shared_root", lambda: root)
-    recipe = make_recipe(shapes)
+    monkeypatch.setattr(service_module, "shared_root", lambda: root)
+    plan = make_plan(shapes)
     with service(place) as running, shared(shapes) as (loader, _):
-        assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert running.coordinator.state.policy.capacity_bytes < 64 << 10
+        assert read_epochs(loader, range(2), Checker(plan)) == in_order(plan, range(2))
+        assert running.coordinator.state.tables.policy.capacity_bytes < 64 << 10
 
 
-def test_one_batch_does_not_fit(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_one_batch_does_not_fit(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
     with service(place, Policy(1000)), shared(shapes) as (loader, _):
         assert "set data.shared_bytes to at least" in loader.notes[0]
-        assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+        assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
 
 
-def test_wrong_token(shapes: Path, place: Place) -> None:
+def test_wrong_token(shapes: Path, place: ServicePaths) -> None:
     with service(place):
         place.token.write_text("not this", encoding="ascii")
         with pytest.raises(ServiceUnavailable, match="wrong token"):
             connect(place, "job", "x", 60.0)
 
 
-def test_nothing_is_said_before_hello(place: Place) -> None:
+def test_nothing_is_said_before_hello(place: ServicePaths) -> None:
     import socket
 
     with service(place), socket.socket(socket.AF_UNIX) as raw:
@@ -291,26 +293,26 @@ def test_nothing_is_said_before_hello(place: Place) -> None:
             wire.ask(Hello(token="", role="job", name="x"), 60.0)
 
 
-def test_dataset_that_changed_stops_the_job(tmp_path: Path, place: Place) -> None:
+def test_dataset_that_changed_stops_the_job(tmp_path: Path, place: ServicePaths) -> None:
     data = make_dataset(tmp_path / "data")
     with service(place), shared(data) as (loader, _):
         next(iter(sorted((data / "train").rglob("*.png")) or sorted((data / "train").rglob("*.*")))).unlink()
         with pytest.raises(DataError, match="do not have the same data"):
-            read_epochs(loader, range(1), Checker(make_recipe(data)))
+            read_epochs(loader, range(1), Checker(make_plan(data)))
 
 
-def test_a_forked_job_opens_a_connection_of_its_own(shapes: Path, place: Place) -> None:
-    recipe = make_recipe(shapes)
+def test_a_forked_job_opens_a_connection_of_its_own(shapes: Path, place: ServicePaths) -> None:
+    plan = make_plan(shapes)
     with shared(shapes) as (loader, pool):
-        check = Checker(recipe)
+        check = Checker(plan)
         first = loader.epoch(0)
         check.check(next(first))
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                assert read_epochs(loader, range(1, 2), check) == in_order(recipe, range(1, 2))
-                assert pool.use.hits >= recipe.batches_per_epoch
+                assert read_epochs(loader, range(1, 2), check) == in_order(plan, range(1, 2))
+                assert pool.stats.hits >= plan.batches_per_epoch
                 code = 0
             finally:
                 os._exit(code)
@@ -319,7 +321,7 @@ def test_a_forked_job_opens_a_connection_of_its_own(shapes: Path, place: Place) 
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_stale_files_of_a_dead_service_are_removed(shapes: Path, place: Place) -> None:
+def test_stale_files_of_a_dead_service_are_removed(shapes: Path, place: ServicePaths) -> None:
     with shared(shapes) as (loader, _):
         next(loader.epoch(0))
         store = Path(status(place)["store"])

@@ -31,9 +31,12 @@ class Namespace:
         flatout = Path(sys.executable).with_name("flatout")
         return subprocess.Popen(
             ["nsenter", "--target", str(self._holder.pid), "--mount", flatout, *map(str, arguments)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
 
     def shared_memory(self) -> list[str]:
         return os.listdir(f"/proc/{self._holder.pid}/root/dev/shm")

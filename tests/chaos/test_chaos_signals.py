@@ -88,15 +88,15 @@ def test_a_second_ctrl_c_ends_at_once(work: Path, shapes: Path) -> None:
 
 
 def _train_with_a_slow_start(config: str, folder: str) -> None:
-    from flatout.app import train_run
     from flatout.cli.main import run
+    from flatout.commands import train
 
     def hang(*_: object) -> None:
         (Path(folder) / "starting").touch()
         time.sleep(10 * DEADLINE_SECONDS)  # a listing of a large bucket
 
     os.chdir(folder)
-    train_run.prepare_setup = hang
+    train.prepare_setup = hang
     sys.stderr = open("said.txt", "w")  # noqa: SIM115
     sys.argv = ["flatout", "train", config]
     run()

@@ -29,14 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flatout.data import prepare as prepare_module
-from flatout.data.dataset import Split
-from flatout.data.decode import Undecodable, decode_pixels
-from flatout.data.pack import PackIndex, decode_index, encode_index, open_split, read_manifest
-from flatout.data.picture_cost import MAX_PIXELS
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.readers import Rows, Source
-from flatout.data.views import SHIPPED
+from flatout.data.loading import prepare as prepare_module
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.pixels.decode import Undecodable, decode_pixels
+from flatout.data.pixels.picture_limits import MAX_PIXELS
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import Split
+from flatout.data.source.pack import PackIndex, decode_index, encode_index, open_split, read_manifest
+from flatout.data.source.readers import Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.storage.protocol import Entry, Range
 
@@ -276,7 +276,7 @@ def prepared(reader: OneSample, view: str, seed: int) -> NDArray[np.uint8]:
     """Images of a batch of one by the real path: none where the sample was left out. Both decoders must agree."""
     zero = np.zeros(1, np.int64)
     split = Split(("sample",), zero, np.array([len(reader.data)]), reader, zero)
-    recipe = Recipe(split, SHIPPED[view], seed, batch_size=1)
+    recipe = BatchPlan(split, SHIPPED[view], seed, batch_size=1)
     images = prepare(recipe, 0, 0, np.zeros(recipe.shape(0), np.uint8)).images
     compiled = prepare_module.native
     if compiled is not None:

@@ -53,10 +53,10 @@ def loaded_by(statement: str) -> set[str]:
         "import flatout.runs",
         "import flatout.cost",
         "import flatout.reports.terminal, flatout.reports.listing, flatout.reports.configuration",
-        "import flatout.app.show",
+        "import flatout.commands.show",
         "import flatout.config.loading",
         "import flatout.sampling, flatout.timeline, flatout.storage",
-        "import flatout.data.process_pool",
+        "import flatout.data.loading.process_pool",
         "import sys; sys.argv = ['flatout', '--help']\nfrom flatout.cli.main import run\ntry: run()\nexcept SystemExit: pass",
     ],
 )

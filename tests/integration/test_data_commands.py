@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flatout.app.bench_loader import limiting
-from flatout.data.shapes import make_shapes
+from flatout.commands.bench_loader import limiting
+from flatout.data.source.shapes import make_shapes
 
 PROGRAM = [sys.executable, "-c", "import sys; from flatout.cli.main import run; sys.exit(run())"]
 

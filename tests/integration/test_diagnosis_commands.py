@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import flatout
-from flatout.app import probe as probing
-from flatout.app import tune as tuning
-from flatout.app.measuring import Measured, measure, measure_apart
-from flatout.app.predict import score_predictions
+from flatout.commands import probe as probing
+from flatout.commands import tune as tuning
+from flatout.commands.predict import score_predictions
 from flatout.diagnosis.finding import CAUSES
+from flatout.training.measuring import Measured, measure, measure_apart
 from servers.faults import Rule
 from servers.fixtures import Bucket
 from servers.proxy_client import FaultProxy
@@ -75,8 +75,8 @@ class TestPredict:
         assert answer.code == 0, answer.err
         told = json.loads(answer.out)
         assert len(told) == 3
-        decided = json.loads((run / "resolved.json").read_text())["cache"]
-        assert (decided["tier"] in ("memory", "disk", "off"), bool(decided["reason"])) == (True, True)
+        decided = json.loads((run / "resolved.json").read_text())["attempts"][0]["decided"]["data"]["cache"]
+        assert (decided["value"] in ("memory", "disk", "off"), bool(decided["reason"])) == (True, True)
         for each in told:
             assert 0 < each["step"]["low"] <= each["step"]["value"] <= each["step"]["high"]
         kept = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]

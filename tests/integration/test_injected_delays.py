@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import flatout
-from flatout.app import task_setup
-from flatout.app.recording import RunRecords
-from flatout.data import prepare
-from flatout.data.dataset import Split
+from flatout.data.loading import prepare
+from flatout.data.source.dataset import Split
 from flatout.engine import checkpoint, loop
 from flatout.engine.precision import Precision
-from flatout.tasks.classification import Classification
+from flatout.tasks import setup as task_setup
+from flatout.tasks.classification.task import Classification
+from flatout.training.recording import RunRecords
 from training import assert_adds_up, recipe
 
 SECONDS = 1000.0

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import flatout
-from flatout.data import budgets
-from flatout.data.loader import Loader
+from flatout.data.loading.loader import Loader
 from flatout.errors import FlatoutError
+from flatout.machine import budgets
 from loader_examples import BATCH, CLASSES, PER_CLASS, example, make_pictures
 
 RANKS, SAMPLES = 2, CLASSES * PER_CLASS

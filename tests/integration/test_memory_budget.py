@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flatout.data.budgets import fit_batches
 from flatout.errors import ConfigError
+from flatout.machine.budgets import fit_batches
 from training import DEADLINE_SECONDS
 
 BUDGET_BYTES, EPOCHS = 160_000_000, 5
 SCRIPT = """
 import json, sys
 import psutil
-from flatout.app.library import open_batches  # before the first reading: code is no part of the budget
+from flatout.commands.library import open_batches  # before the first reading: code is no part of the budget
 
 def tree_bytes():  # what worker processes share with others (libraries, our own buffers) is counted once
     me = psutil.Process()

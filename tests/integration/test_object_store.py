@@ -1,12 +1,13 @@
 """ObjectStore against a real S3 server, through a proxy that misbehaves."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from flatout.errors import AccessDenied, ObjectMissing, StorageError, StoreUnreachable
-from flatout.storage import Range, open_store
+from flatout.storage import Range, open_checked, open_store
 from flatout.storage.object_store import ObjectStore
 from servers.faults import Faults, Rule
 from servers.fixtures import Bucket
@@ -249,6 +250,24 @@ def test_renewed_keys_in_the_credentials_file_are_picked_up(
             assert isinstance(store.read_many([Range(NAMES[0])])[0], AccessDenied)
     fault_proxy.rules(Rule("answer", first=1, status=400, body="<Error><Code>ExpiredToken</Code></Error>"))
     assert store.read_many([Range(NAMES[0])]) == [contents(NAMES[0])]
+
+
+def test_a_profile_that_says_how_to_get_keys_is_left_to_boto3(
+    images: Bucket, fault_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program here; SSO and roles take the same way, through obstore's provider for boto3."""
+    pytest.importorskip("boto3")
+    keys = {"AccessKeyId": images.options["access_key_id"], "SecretAccessKey": images.options["secret_access_key"]}
+    (tmp_path / "keys.json").write_text(json.dumps({"Version": 1, **keys}))
+    config = tmp_path / "config"
+    config.write_text(f"[profile lab]\nregion = us-east-1\ncredential_process = cat {tmp_path}/keys.json\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", fault_proxy.endpoint)
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert open_store(images.url).read_many([Range(NAMES[0])]) == [contents(NAMES[0])]
+    (tmp_path / "keys.json").unlink()
+    with pytest.raises(AccessDenied, match=r"^AWS profile 'lab' gives no keys by credential_process .* or repair the"):
+        open_checked(images.url)
 
 
 def test_no_secret_is_shown(images: Bucket) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from flatout.cli.main import run
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import open_dataset
+from flatout.data.source.dataset import open_dataset
 from servers.faults import Faults, Rule
 from servers.fixtures import Bucket
 from servers.proxy_client import FaultProxy
@@ -135,9 +135,9 @@ def test_a_damaged_sample_is_named_where_its_pixels_are_wanted(data: Path, tmp_p
 SHARD_BYTES = 20_000
 SMALL_SHARDS = f"""
 import os, signal
-import flatout.app.pack_data as app
-from flatout.data import pack_writer
-from flatout.data.pack_writer import PackOptions
+import flatout.commands.pack as app
+from flatout.data.source import pack_writer
+from flatout.data.source.pack_writer import PackOptions
 small, calls, real_pack = PackOptions(shard_bytes={SHARD_BYTES}), 0, app._pack
 app._pack = lambda dataset, target, options, *rest: real_pack(dataset, target, small, *rest)
 def dying(real, last):
@@ -184,8 +184,8 @@ KILLED_AGAIN_AND_AGAIN = f"""{SMALL_SHARDS}
 import sys
 from pathlib import Path
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import open_dataset
-from flatout.data.pack_writer import write_pack
+from flatout.data.source.dataset import open_dataset
+from flatout.data.source.pack_writer import write_pack
 status, kills = 9, 0
 while status == 9:
     child = os.fork()

@@ -4,14 +4,21 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.amp.grad_scaler import GradScaler
 
-from flatout.engine import checkpoint
-from flatout.runs.directory import read_table
+from flatout.config.schema import TrainConfig
+from flatout.engine import checkpoint, optimizers
+from flatout.engine.optimizers import optimizer_for, optimizer_tensors
+from flatout.engine.sharded_tensors import gather_full, part
+from flatout.runs.tables import read_table
 from ranks import places, run_ranks, start_ranks
 from training import (
     SAMPLES,
@@ -78,21 +85,22 @@ def test_any_number_of_ranks_trains_the_same_model(work: Path, one_bad_sample: P
 
 def _evaluated(place: dict[str, str], config: str, result: str) -> None:
     os.environ.update(place)
-    from flatout.app.joining import joined, own_place
-    from flatout.app.train_run import prepare_setup
     from flatout.config.loading import load_config
-    from flatout.data.loader import open_loader
+    from flatout.data.loading.loader import open_loader
     from flatout.engine.learner import build_learner
     from flatout.engine.loop import Job, Progress, evaluate
+    from flatout.engine.parallel.joining import own_place, process_group
     from flatout.timeline import Recorder
+    from flatout.training.setup import prepare_setup
 
     loaded = load_config(config).config
     torch.set_num_threads(1)
-    with joined(loaded, own_place(loaded)) as ranks:
+    with process_group(loaded, own_place(loaded)) as ranks:
         setup = prepare_setup(loaded, ranks)
-        assert setup.opened.val_recipe is not None
+        assert setup.opened.val_plan is not None
         learner = build_learner(setup.task, loaded, setup.device)
-        source = open_loader(setup.opened.val_recipe, loaded.data, 0, False)
+        ranks.begin(learner, Recorder(None), end=print)
+        source = open_loader(setup.opened.val_plan, loaded.data, 0, False)
         job = Job(
             loaded, setup.task, learner, source, source, Recorder(None), Progress(), save=lambda progress: None,
             stop_reason=lambda: None, total_steps=1, peak_rate=0.1, ranks=ranks,
@@ -116,6 +124,99 @@ def test_validation_is_the_same_to_the_bit_on_any_number_of_ranks(work: Path, sh
             each.__exit__(None, None, None)
         found += [Path(f"{result}.{rank}").read_text() for rank in range(count)]
     assert len(set(found)) == 1, found
+
+
+FAILING_RANK = """
+import sys, threading
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+from flatout import cli, errors
+from flatout.cli import main
+
+def fail(standalone_mode):
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30))
+    begun = threading.Barrier(5)
+    def watch(client):
+        begun.wait()
+        while True:
+            client.check(["beat"])
+    for _ in range(4):
+        client = TCPStore("127.0.0.1", store.port, None, False)
+        threading.Thread(target=watch, args=(client,), daemon=True).start()
+    begun.wait()
+    raise getattr(errors, sys.argv[1], ZeroDivisionError)("it failed")
+
+cli.register, main.app = lambda: None, fail
+main.run()
+"""
+
+
+@pytest.mark.parametrize(("error", "code"), [("RunFailed", 1), ("ConfigError", 2), ("a bug", 1)])
+def test_a_rank_that_fails_while_it_watches_the_others_keeps_its_exit_code(error: str, code: int) -> None:
+    """A thread that is inside torch's store when the interpreter ends takes the process with it, by SIGABRT."""
+    environment = {**os.environ, "WORLD_SIZE": "2"}
+    failed = subprocess.run(
+        [sys.executable, "-c", FAILING_RANK, error], env=environment, capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == code, failed.stderr
+    assert failed.stderr.splitlines()[-1].endswith("it failed")
+
+
+def test_a_crash_of_compiled_code_names_the_python_line() -> None:
+    script = "import os\nfrom flatout import cli\nfrom flatout.cli import main\ndef crash(standalone_mode):\n    os.abort()\n"
+    script += "cli.register, main.app = lambda: None, crash\nmain.run()"
+    crashed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert crashed.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in crashed.stderr
+    assert "in crash" in crashed.stderr
+
+
+def _stepped(place: dict[str, str], result: str) -> None:
+    """Every optimizer as on CUDA, on a model that is sharded over the ranks; in the middle one rank's part overflows."""
+    from flatout.engine.parallel.sharding import shard  # slow to import
+
+    os.environ.update(place)
+    optimizers._can_fuse = lambda model: True
+    rank, count = int(place.get("RANK", 0)), int(place.get("WORLD_SIZE", 1))
+    if count > 1:
+        torch.distributed.init_process_group("gloo")
+    found = {}
+    for name in ("sgd", "adamw", "lamb"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)  # of two ranks one has two rows, the other one
+        if count > 1:
+            shard(model, "cpu", count)
+        optimizer = optimizer_for(model, TrainConfig(optimizer=name, lr=0.02, weight_decay=0.1))
+        scaler = GradScaler("cpu", init_scale=2.0)
+        for step in range(4):
+            loss = model(torch.randn(8, 4)).square().mean()
+            scaler.scale(loss).backward()
+            if step == 1 and rank == 0:
+                part(model.weight.grad)[0, 0] = float("inf")
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        state = {**model.state_dict(), **optimizer_tensors(model, optimizer)}
+        found |= {f"{name}/{key}": gather_full(value).clone() for key, value in state.items()}
+    save_file(found, f"{result}.{rank}")
+
+
+def test_sharded_optimizers_step_as_whole_ones(work: Path) -> None:
+    states = []
+    for count in (1, 2):
+        processes = [forked(_stepped, place, str(work / f"state{count}")) for place in places(count)]
+        entered = [each.__enter__() for each in processes]
+        for process in entered:
+            process.join(300)
+            assert process.exitcode == 0
+        for each in processes:
+            each.__exit__(None, None, None)
+        states += [load_file(work / f"state{count}.{rank}") for rank in range(count)]
+    assert all(each["lamb/step/weight"] == 3 for each in states)
+    for other in states[1:]:
+        for name, value in states[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_resumes_on_another_number_of_ranks_with_the_same_batches(work: Path, shapes: Path) -> None:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import flatout
-from flatout.app.rehearse import rehearse
 from flatout.cli.train import _rehearse
+from flatout.commands.rehearse import rehearse
 from flatout.engine import optimizers
 from flatout.errors import ConfigError, RunFailed
-from flatout.tasks.classification import Classification
+from flatout.tasks.classification.task import Classification
 from training import command, recipe, write_recipe
 
 PARTS = [

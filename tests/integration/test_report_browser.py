@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from training import command
 
 CHROMIUM = shutil.which("chromium")
@@ -51,7 +51,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-class Opened:
+class TaskSetup:
     """A page and all that it said and asked for."""
 
     def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
@@ -67,9 +67,9 @@ class Opened:
 
 
 @pytest.fixture(params=[("light", 1200), ("dark", 360)], ids=["light-desktop", "dark-phone"])
-def opened(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Opened]:
+def opened(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[TaskSetup]:
     scheme, width = request.param
-    found = Opened(browser, report, width, scheme)
+    found = TaskSetup(browser, report, width, scheme)
     yield found
     found.page.close()
 
@@ -97,7 +97,7 @@ CONTRASTS = """() => {
 }"""
 
 
-def test_the_page_is_whole_quiet_and_readable(opened: Opened) -> None:
+def test_the_page_is_whole_quiet_and_readable(opened: TaskSetup) -> None:
     page = opened.page
     assert opened.troubles == []
     assert len(opened.requests) == 1  # the page itself
@@ -116,7 +116,7 @@ def test_the_page_is_whole_quiet_and_readable(opened: Opened) -> None:
     assert low == {}
 
 
-def test_a_class_named_like_a_script_is_text(opened: Opened) -> None:
+def test_a_class_named_like_a_script_is_text(opened: TaskSetup) -> None:
     page = opened.page
     assert page.locator("script").count() == 1
     assert page.locator("h1").inner_text() == ATTACK
@@ -129,13 +129,13 @@ def test_a_class_named_like_a_script_is_text(opened: Opened) -> None:
 def test_light_and_dark_differ(browser: Any, report: Path) -> None:
     grounds = []
     for scheme in ("light", "dark"):
-        found = Opened(browser, report, 800, scheme)
+        found = TaskSetup(browser, report, 800, scheme)
         grounds.append(found.page.evaluate("getComputedStyle(document.body).backgroundColor"))
         found.page.close()
     assert grounds == ["rgb(246, 247, 249)", "rgb(14, 19, 24)"]
 
 
-def test_values_by_keyboard_and_pointer_and_series_that_switch_off(opened: Opened) -> None:
+def test_values_by_keyboard_and_pointer_and_series_that_switch_off(opened: TaskSetup) -> None:
     page = opened.page
     figure = page.locator("figure", has=page.locator("figcaption", has_text="Loss"))
     area, tip = figure.locator(".area"), figure.locator(".tip")
@@ -169,7 +169,7 @@ def test_a_comparison_is_quiet_readable_and_only_text(
     target = tmp_path / "compare.html"
     finished = command("compare", report.parent, uninterrupted, "--html", target, cwd=tmp_path)
     assert finished.code == 0, finished.err
-    found = Opened(browser, target, width, scheme)
+    found = TaskSetup(browser, target, width, scheme)
     page = found.page
     assert found.troubles == []
     assert len(found.requests) == 1

@@ -18,12 +18,12 @@ from PIL import Image
 
 from flatout.config.schema import DataConfig
 from flatout.data.batch import Batch
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.decode import native
-from flatout.data.loader import Loader, open_loader
-from flatout.data.pack_writer import PackOptions, unpack, write_pack
-from flatout.data.prepare import Recipe
-from flatout.data.views import SHIPPED, View
+from flatout.data.loading.loader import Loader, open_loader
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import SHIPPED, View
+from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.data.source.pack_writer import PackOptions, unpack, write_pack
 from servers.proxy_client import FaultProxy
 from servers.s3 import S3Server
 
@@ -122,7 +122,7 @@ def digest(batch: Batch) -> str:
 
 def make_loader(path: str, view: str, workers: int, **data: Any) -> Loader:
     config = DataConfig(path=path, **{"cache": "off", "stage": "off", "max_quarantine_share": 0.5, **data})
-    recipe = Recipe(open_dataset(config).train, VIEWS[view], seed=3, batch_size=BATCH_SIZE)
+    recipe = BatchPlan(open_dataset(config).train, VIEWS[view], seed=3, batch_size=BATCH_SIZE)
     return open_loader(recipe, config, workers)
 
 
@@ -311,7 +311,7 @@ import json, sys
 import numpy as np
 sys.path[:0] = sys.argv[1:3]
 from test_same_batches import CASES, pictures
-from flatout.data.decode import native
+from flatout.data.pixels.decode import native
 assert native is None
 paths = json.loads(sys.argv[3])
 results = [pictures(paths[source], view, **options) for view, source, options in CASES]
@@ -399,7 +399,7 @@ def test_a_resized_pack_is_the_same_however_it_is_read(sources: Sources, way: st
 
 def test_another_seed_or_epoch_is_another_batch(sources: Sources) -> None:
     config = DataConfig(path=sources.paths["folder"], cache="off", max_quarantine_share=0.5)
-    recipe = Recipe(open_dataset(config).train, VIEWS["everything"], seed=3, batch_size=BATCH_SIZE)
+    recipe = BatchPlan(open_dataset(config).train, VIEWS["everything"], seed=3, batch_size=BATCH_SIZE)
     seen = set()
     for seed in (3, 4):
         with open_loader(replace(recipe, seed=seed), config, 2) as loader:

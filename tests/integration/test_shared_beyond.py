@@ -18,27 +18,30 @@ from flatout.cache.bundle import read_bundle
 from flatout.cache.redis_store import RedisStore
 from flatout.cache.sealing import entry_keys
 from flatout.errors import BadBundle, ConfigError
-from flatout.service.daemon import Place, runtime_place
-from flatout.service.functions import LambdaCaller, RayCaller
-from flatout.service.lambda_handler import handler, make_event, read_answer
-from flatout.service.policy import MOST_AT_ONCE, SMALL_FACTOR, Policy
-from flatout.service.specs import batch_bytes, batch_key, describe, stream_name
-from flatout.service.stores import StoreAccess, open_batch_store
-from flatout.service.stream_spec import StreamSpec
+from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
+from flatout.service.producers.functions import RayCaller
+from flatout.service.producers.lambda_caller import LambdaCaller
+from flatout.service.producers.lambda_handler import handler, make_event, read_answer
+from flatout.service.protocol.specs import batch_bytes, batch_key, describe, stream_name
+from flatout.service.protocol.stream_spec import StreamSpec
+from flatout.service.transport.paths import ServicePaths, service_paths
+from flatout.service.transport.stores import StoreAccess, open_batch_store
 from servers.redis_servers import Redis, free_port
-from sharing import Checker, Remote, data_config, in_order, make_recipe, read_epochs, shared
+from sharing import Checker, Remote, data_config, in_order, make_plan, read_epochs, shared
 from training import wait_until
 
 VARIABLES = {
-    "endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION", "access_key_id": "AWS_ACCESS_KEY_ID",
+    "endpoint": "AWS_ENDPOINT_URL",
+    "region": "AWS_REGION",
+    "access_key_id": "AWS_ACCESS_KEY_ID",
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return runtime_place()
+    return service_paths()
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def remote(place: Place, redis: Redis) -> Iterator[tuple[Remote, dict[str, str]]]:
+def remote(place: ServicePaths, redis: Redis) -> Iterator[tuple[Remote, dict[str, str]]]:
     port = free_port()
     running = Remote(place, redis.address, port)
     yield running, {"shared": f"grpc://127.0.0.1:{port}", "shared_token": str(place.token)}
@@ -59,17 +62,17 @@ def remote(place: Place, redis: Redis) -> Iterator[tuple[Remote, dict[str, str]]
 
 
 def test_two_jobs_through_grpc_and_redis(shapes: Path, remote: tuple[Remote, dict[str, str]]) -> None:
-    recipe = make_recipe(shapes)
+    plan = make_plan(shapes)
     with shared(shapes, **remote[1]) as (first, one), shared(shapes, **remote[1]) as (second, two):
-        assert read_epochs(first, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert read_epochs(second, range(2), Checker(recipe)) == in_order(recipe, range(2))
-        assert one.use.hits == two.use.hits == 2 * recipe.batches_per_epoch
-        ahead = SMALL_FACTOR * Policy(0).window + MOST_AT_ONCE
-        assert remote[0].service.coordinator.status()["counts"]["made"] <= 2 * recipe.batches_per_epoch + ahead
+        assert read_epochs(first, range(2), Checker(plan)) == in_order(plan, range(2))
+        assert read_epochs(second, range(2), Checker(plan)) == in_order(plan, range(2))
+        assert one.stats.hits == two.stats.hits == 2 * plan.batches_per_epoch
+        ahead = SMALL_BATCH_FACTOR * Policy(0).window + MAX_BATCHES_PER_ASK
+        assert remote[0].service.coordinator.status()["counts"]["made"] <= 2 * plan.batches_per_epoch + ahead
 
 
 def test_redis_killed_flushed_and_full(shapes: Path, redis: Redis, remote: tuple[Remote, dict[str, str]]) -> None:
-    recipe = make_recipe(shapes)
+    plan = make_plan(shapes)
 
     def between(count: int) -> None:
         if count == 3:
@@ -80,14 +83,14 @@ def test_redis_killed_flushed_and_full(shapes: Path, redis: Redis, remote: tuple
             redis.start("--maxmemory", "1mb", "--maxmemory-policy", "noeviction")  # less than it takes to be empty
 
     with shared(shapes, **remote[1]) as (loader, pool):
-        assert read_epochs(loader, range(4), Checker(recipe), between) == in_order(recipe, range(4))
-        assert pool.use.hits
-        assert pool.use.spoilt + pool.use.local + pool.use.alone > 0
+        assert read_epochs(loader, range(4), Checker(plan), between) == in_order(plan, range(4))
+        assert pool.stats.hits
+        assert pool.stats.spoilt + pool.stats.local + pool.stats.alone > 0
 
 
-def test_network_cut(shapes: Path, place: Place, redis: Redis) -> None:
+def test_network_cut(shapes: Path, place: ServicePaths, redis: Redis) -> None:
     """The service is out of reach for a while, and comes back under the same address with another token file."""
-    recipe, port = make_recipe(shapes), free_port()
+    plan, port = make_plan(shapes), free_port()
     running = [Remote(place, redis.address, port)]
     access = {"shared": f"grpc://127.0.0.1:{port}", "shared_token": str(place.token)}
 
@@ -96,13 +99,13 @@ def test_network_cut(shapes: Path, place: Place, redis: Redis) -> None:
             running.pop().stop()
         if count == 30:
             running.append(Remote(place, redis.address, port))
-        if count >= 30 and not pool.use.rejoined:
-            pool._rejoin_at = 0.0
+        if count >= 30 and not pool.stats.rejoined:
+            pool._session.rejoin_at = 0.0
 
     with shared(shapes, **access) as (loader, pool):
-        assert read_epochs(loader, range(4), Checker(recipe), between) == in_order(recipe, range(4))
-        assert pool.use.alone >= 1
-        assert pool.use.rejoined == 1
+        assert read_epochs(loader, range(4), Checker(plan), between) == in_order(plan, range(4))
+        assert pool.stats.alone >= 1
+        assert pool.stats.rejoined == 1
     running.pop().stop()
 
 
@@ -116,9 +119,9 @@ def test_wrong_token_stops_the_job(shapes: Path, tmp_path: Path, remote: tuple[R
 def test_nobody_there_is_survived(shapes: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0" * 32, encoding="ascii")
-    recipe = make_recipe(shapes)
+    plan = make_plan(shapes)
     with shared(shapes, shared=f"grpc://127.0.0.1:{free_port()}", shared_token=str(token)) as (loader, _):
-        assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
+        assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
 
 
 def test_what_redis_holds_is_not_believed(shapes: Path, redis: Redis) -> None:
@@ -132,35 +135,35 @@ def test_what_redis_holds_is_not_believed(shapes: Path, redis: Redis) -> None:
     store.close()
 
 
-def test_ray_makes_batches(shapes: Path, place: Place, redis: Redis) -> None:
+def test_ray_makes_batches(shapes: Path, place: ServicePaths, redis: Redis) -> None:
     pytest.importorskip("ray")
-    recipe, port = make_recipe(shapes), free_port()
+    plan, port = make_plan(shapes), free_port()
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     remote = Remote(place, redis.address, port, callers=(lambda access: RayCaller(None, 1),))
     try:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
             wait_until(lambda: remote.service.coordinator.status()["counts"]["made"], "the first batch from Ray")
-            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits
+            assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+            assert pool.stats.hits
             assert list(remote.service.coordinator.status()["producers"]) == ["ray"]
     finally:
         remote.stop()
 
 
 def test_data_in_s3(
-    bucket, place: Place, redis: Redis, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket, place: ServicePaths, redis: Redis, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Producers read from the store that the job names; the batches are those of the folder it is a copy of."""
     shutil.copytree(shapes, bucket.folder, dirs_exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for option, variable in VARIABLES.items():
         monkeypatch.setenv(variable, bucket.options[option])
-    recipe, port = make_recipe(shapes), free_port()
+    plan, port = make_plan(shapes), free_port()
     remote = Remote(place, redis.address, port, roots=(bucket.url,))
     try:
         with shared(bucket.url, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
-            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits
+            assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+            assert pool.stats.hits
     finally:
         remote.stop()
 
@@ -169,8 +172,8 @@ def test_data_in_s3(
 
 
 def spec_of(shapes: Path) -> tuple[StreamSpec, int]:
-    recipe = make_recipe(shapes)
-    return describe(recipe, data_config(shapes), "train"), batch_bytes(recipe)
+    plan = make_plan(shapes)
+    return describe(plan, data_config(shapes), "train"), batch_bytes(plan)
 
 
 def test_the_function_called_directly(shapes: Path, redis: Redis) -> None:
@@ -232,8 +235,19 @@ def test_the_function_behind_the_real_runtime_client(shapes: Path, tmp_path: Pat
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {**os.environ, "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"}
-    process = subprocess.Popen([sys.executable, "-X", "faulthandler", "-m", "awslambdaric", "flatout.service.lambda_handler.handler"], env=environment,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "awslambdaric",
+            "flatout.service.producers.lambda_handler.handler",
+        ],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     try:
         wait_until(lambda: answers or process.poll() is not None, "the function's answer")
         assert answers, f"{process.returncode} {process.stderr.read().decode()}"
@@ -251,7 +265,9 @@ def test_the_function_behind_the_real_runtime_client(shapes: Path, tmp_path: Pat
         server.server_close()
 
 
-def test_functions_as_producers(shapes: Path, place: Place, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_as_producers(
+    shapes: Path, place: ServicePaths, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real boto3 client against a local endpoint that runs the handler; batches go into Redis, costs are counted."""
     pytest.importorskip("boto3")
 
@@ -269,16 +285,20 @@ def test_functions_as_producers(shapes: Path, place: Place, redis: Redis, monkey
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name, value in (("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"), ("AWS_DEFAULT_REGION", "us-east-1"),
-                        ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")):  # fmt: skip
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+    ):
         monkeypatch.setenv(name, value)
-    recipe, port = make_recipe(shapes), free_port()
+    plan, port = make_plan(shapes), free_port()
     policy = replace(Remote.policy, usd_per_hour=1.0)
     remote = Remote(place, redis.address, port, policy, (lambda access: LambdaCaller("maker", access, 2, 2.0, 1.7e-5),))
     try:
         with shared(shapes, shared=f"grpc://127.0.0.1:{port}", shared_token=str(place.token)) as (loader, pool):
-            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits
+            assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+            assert pool.stats.hits
         status = remote.service.coordinator.status()
         assert status["counts"]["requests"] == status["counts"]["made"] > 0
         assert status["counts"]["gb_seconds"] > 0

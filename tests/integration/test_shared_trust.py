@@ -18,22 +18,23 @@ from flatout.cache.redis_store import RedisStore, check_redis
 from flatout.cache.redis_wire import RedisConnection
 from flatout.cache.sealing import SEAL_BYTES, entry_keys
 from flatout.errors import ConfigError, DataError, ServiceUnavailable
-from flatout.service.daemon import Certificate, Place, runtime_place
-from flatout.service.messages import Refused, Register
-from flatout.service.remote import GrpcLine
-from flatout.service.specs import batch_bytes, batch_key, describe, open_preparer, stream_name
-from flatout.service.stream_spec import StreamSpec
+from flatout.service.protocol.messages import Refused, Register
+from flatout.service.protocol.specs import batch_bytes, batch_key, describe, open_preparer, stream_name
+from flatout.service.protocol.stream_spec import StreamSpec
+from flatout.service.transport.paths import ServicePaths, service_paths
+from flatout.service.transport.remote import GrpcConnection
+from flatout.service.transport.service import Certificate
 from servers.redis_servers import LyingRedis, Redis, free_port
-from sharing import Checker, Remote, data_config, in_order, make_recipe, producers, read_epochs, shared
+from sharing import Checker, Remote, data_config, in_order, make_plan, producers, read_epochs, shared
 from training import command, start, summary, wait_until, write_recipe
 
 pytestmark = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return runtime_place()
+    return service_paths()
 
 
 @pytest.fixture
@@ -48,39 +49,39 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return make_authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
-def access(place: Place, port: int, **more: object) -> dict[str, str]:
+def access(place: ServicePaths, port: int, **more: object) -> dict[str, str]:
     names = {"shared": f"grpc://127.0.0.1:{port}", "shared_token": place.token, **more}
     return {name: str(value) for name, value in names.items()}
 
 
-def test_a_redis_that_lies_about_lengths_leaves_the_job_to_itself(shapes: Path, place: Place) -> None:
+def test_a_redis_that_lies_about_lengths_leaves_the_job_to_itself(shapes: Path, place: ServicePaths) -> None:
     lengths = iter([b"$900000000000\r\n", b"*1000000000\r\n", b"$" + b"9" * 5000] * 1000)
     liar = LyingRedis(lambda words: next(lengths) if words[0] == b"GET" else None)
-    recipe, port = make_recipe(shapes), free_port()
+    plan, port = make_plan(shapes), free_port()
     remote = Remote(place, liar.address(), port)
     try:
         with shared(shapes, **access(place, port)) as (loader, pool):
-            assert read_epochs(loader, range(2), Checker(recipe)) == in_order(recipe, range(2))
-            assert not pool.use.hits
-            assert pool.use.spoilt
-            assert pool.use.alone, "after three in a row its own loader takes over"
-            assert "Redis" in pool.use.last_trouble
+            assert read_epochs(loader, range(2), Checker(plan)) == in_order(plan, range(2))
+            assert not pool.stats.hits
+            assert pool.stats.spoilt
+            assert pool.stats.alone, "after three in a row its own loader takes over"
+            assert "Redis" in pool.stats.last_trouble
     finally:
         remote.stop()
         liar.close()
 
 
-def test_whoever_writes_to_redis_cannot_forge_training_data(shapes: Path, place: Place, redis: Redis) -> None:
+def test_whoever_writes_to_redis_cannot_forge_training_data(shapes: Path, place: ServicePaths, redis: Redis) -> None:
     """Other labels, with right names, lengths and checksums, under every kind of seal that can be made without the token."""
-    recipe, port = make_recipe(shapes), free_port()
+    plan, port = make_plan(shapes), free_port()
     writer = RedisConnection(redis.address)
-    spec = describe(recipe, data_config(shapes), "train")
+    spec = describe(plan, data_config(shapes), "train")
     others_keys, forged = entry_keys("a guess"), 0
 
     def forge(count: int) -> None:
         nonlocal forged
         for epoch in range(2):
-            for index in range(recipe.batches_per_epoch):
+            for index in range(plan.batches_per_epoch):
                 key = batch_key(stream_name(spec), epoch, index)
                 writer.send(b"GET", b"flatout:" + key)
                 if (length := writer.value_bytes(1 << 24)) is None:
@@ -103,26 +104,26 @@ def test_whoever_writes_to_redis_cannot_forge_training_data(shapes: Path, place:
         with shared(shapes, **access(place, port)) as (loader, pool):
             wait_until(lambda: remote.service.coordinator.status()["ready"] >= 3, "batches to forge")
             forge(0)
-            assert read_epochs(loader, range(2), Checker(recipe), forge) == in_order(recipe, range(2))
+            assert read_epochs(loader, range(2), Checker(plan), forge) == in_order(plan, range(2))
             assert forged
-            assert pool.use.spoilt
+            assert pool.stats.spoilt
     finally:
         remote.stop()
         writer.close()
 
 
-def test_tls(shapes: Path, place: Place, redis: Redis, authority: Authority, tmp_path: Path) -> None:
-    recipe, port = make_recipe(shapes), free_port()
+def test_tls(shapes: Path, place: ServicePaths, redis: Redis, authority: Authority, tmp_path: Path) -> None:
+    plan, port = make_plan(shapes), free_port()
     remote = Remote(place, redis.address, port, tls=Certificate(authority.chain, authority.key))
     strangers = make_authority(tmp_path / "strangers")
     try:
         with shared(shapes, **access(place, port, shared_tls_ca=authority.ca)) as (loader, pool):
-            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits == recipe.batches_per_epoch
+            assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+            assert pool.stats.hits == plan.batches_per_epoch
         for wrong in ({}, {"shared_tls_ca": strangers.ca}):
             with shared(shapes, **access(place, port, **wrong)) as (loader, pool):
-                assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-                assert not pool.use.hits
+                assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+                assert not pool.stats.hits
                 assert "UNAVAILABLE" in loader.notes[0]
         with (
             pytest.raises(ConfigError, match="cannot be read"),
@@ -134,7 +135,7 @@ def test_tls(shapes: Path, place: Place, redis: Redis, authority: Authority, tmp
 
 
 def test_a_certificate_without_its_key_is_one_line(
-    place: Place, redis: Redis, authority: Authority, tmp_path: Path
+    place: ServicePaths, redis: Redis, authority: Authority, tmp_path: Path
 ) -> None:
     strangers = make_authority(tmp_path / "strangers")
     with pytest.raises(ConfigError, match="belong together"):
@@ -142,28 +143,28 @@ def test_a_certificate_without_its_key_is_one_line(
 
 
 def test_a_token_holder_opens_only_what_was_allowed(
-    shapes: Path, place: Place, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shapes: Path, place: ServicePaths, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another folder than the allowed one: the job is told, and reads on its own. /etc is not even looked at."""
-    recipe, port, allowed = make_recipe(shapes), free_port(), tmp_path / "allowed"
+    plan, port, allowed = make_plan(shapes), free_port(), tmp_path / "allowed"
     allowed.mkdir()
     (allowed / "etc").symlink_to("/etc")
     remote = Remote(place, redis.address, port, roots=(str(allowed),))
-    line = GrpcLine(f"127.0.0.1:{port}", place.token.read_text(), "job", "curious", 10.0)
-    spec = describe(recipe, data_config(shapes), "train")
+    line = GrpcConnection(f"127.0.0.1:{port}", place.token.read_text(), "job", "curious", 10.0)
+    spec = describe(plan, data_config(shapes), "train")
 
     def registered(spec: StreamSpec) -> Any:
         return line.ask(
             Register(
-                stream=stream_name(spec), spec=spec, batches_per_epoch=1, batch_bytes=batch_bytes(recipe), position=0
+                stream=stream_name(spec), spec=spec, batches_per_epoch=1, batch_bytes=batch_bytes(plan), position=0
             ),
             10.0,
         )
 
     try:
         with shared(shapes, **access(place, port)) as (loader, pool):
-            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert not pool.use.hits
+            assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+            assert not pool.stats.hits
             assert f"does not open {shapes}" in loader.notes[0]
         for path in ("/etc", f"{allowed}/etc", f"{allowed}/../../../../etc", "s3://bucket", "file:///etc"):
             data = spec.data.model_copy(update={"path": path})
@@ -176,15 +177,22 @@ def test_a_token_holder_opens_only_what_was_allowed(
         remote.stop()
 
 
-def test_a_stream_cannot_be_registered_under_the_name_of_another(shapes: Path, place: Place, redis: Redis) -> None:
-    recipe, port = make_recipe(shapes), free_port()
+def test_a_stream_cannot_be_registered_under_the_name_of_another(
+    shapes: Path, place: ServicePaths, redis: Redis
+) -> None:
+    plan, port = make_plan(shapes), free_port()
     remote = Remote(place, redis.address, port)
-    line = GrpcLine(f"127.0.0.1:{port}", place.token.read_text(), "job", "liar", 10.0)
-    spec = describe(recipe, data_config(shapes), "train")
+    line = GrpcConnection(f"127.0.0.1:{port}", place.token.read_text(), "job", "liar", 10.0)
+    spec = describe(plan, data_config(shapes), "train")
     views = spec.view_values.model_copy(update={"flip": 0.0})
     try:
-        wrong = Register(stream=stream_name(spec), spec=spec.model_copy(update={"seed": 1}), batches_per_epoch=10,
-                         batch_bytes=batch_bytes(recipe), position=0)  # fmt: skip
+        wrong = Register(
+            stream=stream_name(spec),
+            spec=spec.model_copy(update={"seed": 1}),
+            batches_per_epoch=10,
+            batch_bytes=batch_bytes(plan),
+            position=0,
+        )
         answer = line.ask(wrong, 10.0)
         assert isinstance(answer, Refused)
         assert "name" in answer.reason
@@ -194,8 +202,8 @@ def test_a_stream_cannot_be_registered_under_the_name_of_another(shapes: Path, p
         with pytest.raises(DataError, match="other pixels"):  # at a producer of another version, too
             open_preparer(spec.model_copy(update={"view_values": views}))
         with shared(shapes, **access(place, port)) as (loader, pool):
-            assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-            assert pool.use.hits, "nobody can spoil the name for others"
+            assert read_epochs(loader, range(1), Checker(plan)) == in_order(plan, range(1))
+            assert pool.stats.hits, "nobody can spoil the name for others"
     finally:
         line.close()
         remote.stop()
@@ -228,7 +236,9 @@ def test_a_redis_behind_tls(
         server.kill()
 
 
-def test_a_password_is_nowhere_but_where_it_belongs(shapes: Path, place: Place, work: Path, tmp_path: Path) -> None:
+def test_a_password_is_nowhere_but_where_it_belongs(
+    shapes: Path, place: ServicePaths, work: Path, tmp_path: Path
+) -> None:
     """Served by the command, with a job of the command: both come through, and the canary is in no command line, no
     file of the run and no word that was printed."""
     redis, port = Redis(tmp_path, "--requirepass", "canary", password="canary"), free_port()

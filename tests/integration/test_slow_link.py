@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flatout.diagnosis.model.communication import Bucket, Link, exposed_seconds
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from namespaces import TwoNodes, two_nodes, why_not
 from training import command, make_sentences, summary, write_recipe
 

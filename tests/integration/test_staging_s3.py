@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from flatout.config.schema import DataConfig
-from flatout.data import dataset as dataset_module
-from flatout.data import staging
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.loader import Loader, open_loader
-from flatout.data.prepare import Recipe
-from flatout.data.views import SHIPPED
+from flatout.data.loading import staging
+from flatout.data.loading.loader import Loader, open_loader
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source import dataset as dataset_module
+from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.errors import StorageError, TooManyQuarantined
 from flatout.storage import open_checked
 from servers.faults import Faults, Kind, Rule
@@ -59,7 +59,7 @@ def opened(path: str | Path) -> Dataset:
 
 
 def loader_of(dataset: Dataset, workers: int = 2, **data: Any) -> Loader:
-    recipe = Recipe(dataset.train, SHIPPED["train-64"], seed=1, batch_size=BATCH)
+    recipe = BatchPlan(dataset.train, SHIPPED["train-64"], seed=1, batch_size=BATCH)
     return open_loader(recipe, DataConfig(**{"cache": "off", "stage": "auto", **data}), workers)
 
 
@@ -117,7 +117,7 @@ def test_the_next_run_makes_no_request_at_all(images: Bucket, fault_proxy: Fault
 def test_train_and_val_have_a_stage_each(images: Bucket, fault_proxy: FaultProxy) -> None:
     dataset = opened(images.url)
     assert dataset.val is not None
-    recipe = Recipe(dataset.val, SHIPPED["eval-64"], seed=1, batch_size=2)
+    recipe = BatchPlan(dataset.val, SHIPPED["eval-64"], seed=1, batch_size=2)
     with loader_of(dataset) as train, open_loader(recipe, DataConfig(cache="off"), 1, look_ahead=False) as val:
         assert "off" not in val.notes[0]
         assert exact(epoch_of(train, 0))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.timeline.startup import PARTS
+from flatout.timeline.startup import STARTUP_PARTS
 from training import DEADLINE_SECONDS, command, installed_command, summary, write_recipe
 
 _TRAIN = """
 import sys
-from flatout.app.train_run import train_run
+from flatout.commands.train import train_run
 assert train_run(sys.argv[1]).summary["status"] == "completed"
 print("torch._dynamo" in sys.modules)
 """
@@ -36,7 +36,7 @@ def test_the_start_is_shown_in_parts(work: Path, shapes: Path) -> None:
     assert finished.code == 0, finished.err
     took = summary(work / "runs/tiny")["time"]
     parts = took["startup_parts"]
-    assert list(parts) == list(PARTS)
+    assert list(parts) == list(STARTUP_PARTS)
     assert parts["imports"] == took["import_seconds"] > 0
     assert min(parts["listing"], parts["model"], parts["first_batch"]) > 0
     assert sum(parts.values()) == pytest.approx(took["parts"]["startup"] + parts["first_batch"], abs=1e-3)

@@ -80,16 +80,18 @@ def test_a_suite_stops_goes_on_and_keeps_what_failed_as_a_row(work: Path, shapes
 
 
 def test_experiments_that_failed_are_counted_once_whatever_their_repeats() -> None:
-    from flatout.app.run_suite import SuiteResult
-    from flatout.reports.suite_table import Outcome, suite_rows
+    from flatout.analysis.suite import ExperimentOutcome, suite_rows
+    from flatout.commands.suite import SuiteResult
 
-    outcomes = [Outcome(name, "", {}, cause=why) for name, why in (("a", "x"), ("b", None), ("a", "x"), ("b", None))]
+    outcomes = [
+        ExperimentOutcome(name, "", {}, cause=why) for name, why in (("a", "x"), ("b", None), ("a", "x"), ("b", None))
+    ]
     with pytest.raises(RunFailed, match="1 of 2 experiments failed"):
         SuiteResult(Path("runs/mine"), "mine", suite_rows(outcomes, ()), False).raise_if_unfinished()
 
 
 def test_a_changed_configuration_is_trained_afresh(work: Path, uninterrupted: Path) -> None:
-    from flatout.app.run_suite import next_action
+    from flatout.commands.suite import next_action
     from flatout.config.loading import load_config
     from flatout.runs import read_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.runs.directory import effective_rows, read_table
+from flatout.runs.tables import effective_rows, read_table
 from training import (
     STEPS,
     STEPS_PER_EPOCH,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.app.simulate import simulate
-from flatout.service.daemon import Place, runtime_place
-from flatout.service.policy import Policy
-from sharing import Checker, in_order, make_recipe, read_epochs, service, shared
+from flatout.commands.simulate import simulate
+from flatout.service.coordinator.policy import Policy
+from flatout.service.transport.paths import ServicePaths, service_paths
+from sharing import Checker, in_order, make_plan, read_epochs, service, shared
 from training import (
     STEPS_PER_EPOCH,
     assert_ledger,
@@ -25,9 +25,9 @@ from training import (
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return runtime_place()
+    return service_paths()
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -37,10 +37,18 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_jobs_with_0_1_4_and_16_workers_together(shapes: Path, uninterrupted: Path, work: Path, tmp_path: Path) -> None:
     config = write_recipe(work / "tiny.yaml", shapes, data__shared="auto")
     running = {
-        workers: start("train", config, "--set", f"data.workers={workers}", "--run", f"runs/{workers}", cwd=work,
-                       environment=environment(tmp_path))
+        workers: start(
+            "train",
+            config,
+            "--set",
+            f"data.workers={workers}",
+            "--run",
+            f"runs/{workers}",
+            cwd=work,
+            environment=environment(tmp_path),
+        )
         for workers in (0, 1, 4, 16)
-    }  # fmt: skip
+    }
     made = []
     for workers, job in running.items():
         finished = job.wait()
@@ -68,12 +76,15 @@ def test_killed_and_resumed(shapes: Path, uninterrupted: Path, work: Path, tmp_p
     assert finished.code == 0, finished.err
     assert_same_training(run, uninterrupted)
     assert_ledger(run)
+    told = json.loads((run / "resolved.json").read_text())
+    assert [each["attempt"] for each in told["attempts"]] == [1, 2]  # the first one's are still there
+    assert all(each["decided"]["data"]["worker_kind"]["value"] == "shared" for each in told["attempts"])
 
 
-def test_a_job_that_joins_at_the_window_reads_every_batch_once(shapes: Path, place: Place) -> None:
+def test_a_job_that_joins_at_the_window_reads_every_batch_once(shapes: Path, place: ServicePaths) -> None:
     """Where the window is, the service knows from what the first job asks for: on a busy machine perhaps only once."""
-    recipe = make_recipe(shapes)
-    count = recipe.batches_per_epoch
+    plan = make_plan(shapes)
+    count = plan.batches_per_epoch
     started_at = []
     while not any(started_at) and len(started_at) < 10:
         with shared(shapes) as (first, _):
@@ -83,32 +94,32 @@ def test_a_job_that_joins_at_the_window_reads_every_batch_once(shapes: Path, pla
             with shared(shapes, shared_start="window") as (second, pool):
                 epoch, start = pool.summary()["order_begins_at"]
                 assert epoch == 0
-                seen = read_epochs(second, range(2), Checker(recipe))
+                seen = read_epochs(second, range(2), Checker(plan))
         started_at.append(start)
         order = [(start + index) % count for index in range(count)]
         assert seen == [(epoch, index) for epoch in range(2) for index in order]
     assert 0 < started_at[-1] <= 8
 
 
-def test_jobs_that_cannot_share_are_told(shapes: Path, place: Place) -> None:
+def test_jobs_that_cannot_share_are_told(shapes: Path, place: ServicePaths) -> None:
     with shared(shapes), shared(shapes, batch_size=4) as (loader, _):
         assert any("nothing is shared with them: their batch_size differ" in note for note in loader.notes)
 
 
-def test_a_recorded_trace_is_decided_again(shapes: Path, place: Place, tmp_path: Path) -> None:
-    recipe, trace = make_recipe(shapes), tmp_path / "trace.jsonl"
+def test_a_recorded_trace_is_decided_again(shapes: Path, place: ServicePaths, tmp_path: Path) -> None:
+    plan, trace = make_plan(shapes), tmp_path / "trace.jsonl"
     with service(place, Policy(300_000), trace), shared(shapes) as (first, _), shared(shapes) as (second, _):
         lagging = second.epoch(0)
         next(lagging)
-        assert read_epochs(first, range(2), Checker(recipe)) == in_order(recipe, range(2))
+        assert read_epochs(first, range(2), Checker(plan)) == in_order(plan, range(2))
         for _ in lagging:
             pass
     replayed = simulate(trace)
-    assert replayed["decisions"] > 2 * recipe.batches_per_epoch
+    assert replayed["decisions"] > 2 * plan.batches_per_epoch
     assert replayed["different"] == []
 
 
-def test_commands(shapes: Path, place: Place, work: Path, tmp_path: Path) -> None:
+def test_commands(shapes: Path, place: ServicePaths, work: Path, tmp_path: Path) -> None:
     missing = command("cache", cwd=work, environment=environment(tmp_path))
     assert missing.code == 1
     assert "flatout serve" in missing.error_line
@@ -146,12 +157,25 @@ def test_simulate(work: Path) -> None:
 def test_ranks_share_and_take_their_own_slices(shapes: Path, work: Path, tmp_path: Path) -> None:
     """31 of 156 samples a step: uneven slices, and a last batch of one sample, of which a rank gets none."""
     config = write_recipe(
-        work / "tiny.yaml", shapes, parallel__mode="ddp", parallel__devices=2, data__batch_size=256, data__global_batch=31,
+        work / "tiny.yaml",
+        shapes,
+        parallel__mode="ddp",
+        parallel__devices=2,
+        data__batch_size=256,
+        data__global_batch=31,
         views__small={"base": "train-64", "size": 16, "pad": 2, "mixup": 0.3},
-    )  # fmt: skip
+    )
     for run, value in (("own", "off"), ("shared", "auto")):
-        finished = command("train", config, "--set", f"data.shared={value}", "--run", f"runs/{run}", cwd=work,
-                           environment=environment(tmp_path))  # fmt: skip
+        finished = command(
+            "train",
+            config,
+            "--set",
+            f"data.shared={value}",
+            "--run",
+            f"runs/{run}",
+            cwd=work,
+            environment=environment(tmp_path),
+        )
         assert finished.code == 0, finished.err
     assert_same_training(work / "runs" / "shared", work / "runs" / "own")
     assert_ledger(work / "runs" / "shared", batch_size=31)

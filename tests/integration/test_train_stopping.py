@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import flatout
-from flatout.runs.directory import read_table
+from flatout.runs.tables import read_table
 from training import (
     assert_same_training,
     checkpoints,

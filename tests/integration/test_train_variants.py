@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import flatout
-from flatout.app.lr_find import find_learning_rate
+from flatout.commands.lr_find import find_learning_rate
 from flatout.config.loading import load_config
 from flatout.engine import checkpoint
-from flatout.runs.directory import effective_rows, read_table
+from flatout.runs.tables import effective_rows, read_table
 from training import assert_ledger, command, recipe, snapshot, summary, trained, write_recipe
 
 

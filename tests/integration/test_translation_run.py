@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout.app import probe as probing
-from flatout.app import tune as tuning
-from flatout.app.measuring import measure
+from flatout.analysis.mean_epoch import mean_epoch
+from flatout.commands import probe as probing
+from flatout.commands import tune as tuning
 from flatout.runs import read_run
-from flatout.runs.mean_epoch import mean_epoch
+from flatout.training.measuring import measure
 from training import command, make_sentences, start, summary, write_recipe
 
 LEARNING = {

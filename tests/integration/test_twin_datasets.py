@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import Dataset, open_dataset
-from flatout.data.loader import open_loader
-from flatout.data.prepare import Recipe
-from flatout.service.daemon import Place, runtime_place
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.service.transport.paths import ServicePaths, service_paths
 from integration.test_shared_beyond import Redis, Remote, free_port, redis  # noqa: F401
 from servers.s3 import S3Server
-from sharing import VIEW, Checker, in_order, make_recipe, read_epochs, service, shared
+from sharing import VIEW, Checker, in_order, make_plan, read_epochs, service, shared
 from training import command, summary, write_recipe
 from twins import make_twins, replace_slyly
 
@@ -29,10 +29,10 @@ VARIABLES = {
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServicePaths:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return runtime_place()
+    return service_paths()
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def twins(tmp_path: Path) -> tuple[Path, Path]:
 
 def read_shared(root: Path | str, **options: Any) -> None:
     """Every batch of an epoch, compared with those made of the files themselves."""
-    recipe = make_recipe(root)
+    recipe = make_plan(root)
     with shared(root, **options) as (loader, pool):
         assert read_epochs(loader, range(1), Checker(recipe)) == in_order(recipe, range(1))
-        assert pool.use.hits, pool.use.last_trouble
+        assert pool.stats.hits, pool.stats.last_trouble
 
 
-def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Path, Path], place: Place) -> None:
+def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Path, Path], place: ServicePaths) -> None:
     plain, inverted = twins
     with service(place):
         read_shared(plain, cache="memory")
@@ -63,7 +63,7 @@ def test_mapped_batches_of_one_dataset_are_not_given_to_its_twin(twins: tuple[Pa
 
 def test_batches_in_redis_of_one_dataset_are_not_given_to_its_twin(
     twins: tuple[Path, Path],
-    place: Place,
+    place: ServicePaths,
     redis: Redis,  # noqa: F811
 ) -> None:
     port = free_port()
@@ -99,7 +99,7 @@ def opened(path: Path | str) -> Dataset:
 
 def pixels_of(path: Path | str, epochs: int = 1, **data: Any) -> list[str]:
     loader = open_loader(
-        Recipe(opened(path).train, VIEW, 0, 8), DataConfig(**{"cache": "off", "worker_kind": "thread", **data}), 1
+        BatchPlan(opened(path).train, VIEW, 0, 8), DataConfig(**{"cache": "off", "worker_kind": "thread", **data}), 1
     )
     try:
         batches = [batch for epoch in range(epochs) for batch in loader.epoch(epoch)]
@@ -133,7 +133,7 @@ def test_an_object_written_over_is_fetched_again_and_only_that(
         replace_slyly(root / "train/a/000.jpg", twins[1] / "train/a/000.jpg")
         (root / "train/a/000.jpg").touch()  # the server's own listing knows no more than size and time
     dataset = opened("s3://images")
-    loader = open_loader(Recipe(dataset.train, VIEW, 0, 8), DataConfig(cache="off"), 0)
+    loader = open_loader(BatchPlan(dataset.train, VIEW, 0, 8), DataConfig(cache="off"), 0)
     assert f"{COUNT - 1} of {COUNT} samples are there already" in loader.notes[0]
     fetched = [hashlib.sha256(batch.images.numpy().tobytes()).hexdigest() for batch in loader.epoch(0)]
     loader.close()
@@ -147,7 +147,7 @@ def test_a_bucket_has_the_fingerprint_of_its_folder(
     fingerprints = []
     for path in (twins[0], "s3://images"):
         for split in ("train", "val"):
-            loader = open_loader(Recipe(getattr(opened(path), split), VIEW, 0, 8), DataConfig(cache="off"), 0)
+            loader = open_loader(BatchPlan(getattr(opened(path), split), VIEW, 0, 8), DataConfig(cache="off"), 0)
             list(loader.epoch(0))
             loader.close()
         fingerprints.append(opened(path).content_fingerprint())
@@ -212,24 +212,25 @@ def test_a_run_of_an_older_flatout_goes_on_and_says_by_what(begun: Path) -> None
 def test_a_file_replaced_while_a_run_reads_it_ends_the_run(
     twins: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flatout.app import train_run as module
+    from flatout.commands.train import train_run
     from flatout.errors import DataChanged
+    from flatout.training.accounting import Accounting
 
     plain, inverted = twins
     recipe = write_recipe(tmp_path / "tiny.yaml", plain, data__cache="off")
-    real = module._Session._hear_of_others
+    real = Accounting.collect_from_ranks
 
-    def replaced_after_the_first_epoch(session: Any) -> None:
+    def replaced_after_the_first_epoch(accounting: Any) -> None:
         for path in sorted(plain.rglob("*.jpg")):
             replace_slyly(path, inverted / path.relative_to(plain))
-        real(session)
+        real(accounting)
 
-    monkeypatch.setattr(module._Session, "_hear_of_others", replaced_after_the_first_epoch)
+    monkeypatch.setattr(Accounting, "collect_from_ranks", replaced_after_the_first_epoch)
     with pytest.raises(DataChanged, match=r"8 files changed \(train/.*--accept-changed-data"):
-        module.train_run(recipe, run=tmp_path / "run")
+        train_run(recipe, run=tmp_path / "run")
     stopped = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (stopped["status"], stopped["samples_seen"]) == ("failed", COUNT)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run = module.train_run(recipe, run=tmp_path / "run", accept_changed_data=True)
+    run = train_run(recipe, run=tmp_path / "run", accept_changed_data=True)
     assert f"{COUNT + 2} files changed" in run.summary["data_changes"][0]

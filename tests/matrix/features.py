@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 GLOBAL_BATCH, BATCH_TOKENS, EPOCHS = 16, 160, 2
@@ -94,6 +95,8 @@ FEATURES = (
     Feature("mixup+cutmix", lambda c: c.set(views__small__mixup=0.4, views__small__cutmix=0.6), "samples", "views"),
     Feature("checkpointing", lambda c: c.set(train__checkpointing=True), "bits", "checkpointing"),
     Feature("progressive resizing", lambda c: c.set(views__small__sizes={0: 12, 1: 16}), "samples", "views"),
+    Feature("own transform", lambda c: c.set(views__small__transform=f"{Path(__file__).parent}/negative.py:sometimes"), "samples",
+            r"transform"),
     Feature("class subset", lambda c: c.set(data__classes=SUBSET), "samples", r"data\.classes"),
     Feature("translation", lambda c: replace(c, task="text"), "samples", r"translation|classification|train\.aa"),
     Feature("emulated", lambda c: c.set(device="emulated", emulated=_EMULATED), "samples", "emulated", "",

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from flatout.runs.directory import effective_rows, read_table
+from flatout.runs.tables import effective_rows, read_table
 from matrix.features import (
     BATCH_TOKENS,
     BY_NAME,
@@ -180,8 +180,11 @@ class Bench:
         if not failed:
             return
         spoken = next((each for each in failed if each.err.strip()), failed[0])
-        if any(each.code != 2 for each in failed):
-            raise Wrong(f"exit {[each.code for each in finished]}: {spoken.err.strip().splitlines()[-1:]}")
+        codes, said = [each.code for each in finished], spoken.err.strip().splitlines()
+        if min(codes) < 0:  # by a signal: all that a crash tells of itself, in full, since it may not come again
+            print(*(each.err for each in failed if each.code < 0), sep="\n")
+        if any(code not in (0, 2) for code in codes):
+            raise Wrong(f"exit {codes}: {said[-1:]}")
         raise Refused(_one_line(spoken, run))
 
     def _tuned(self, case: Case, config: Path, folder: Path, environment: Mapping[str, str]) -> Path:

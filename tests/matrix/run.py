@@ -41,7 +41,7 @@ def main() -> None:
     print(f"{len(outcomes)} pairs in {time.monotonic() - began:.0f} s")
     if options.out is not None:
         outcomes = {**(known(options.out) if options.only else {}), **outcomes}
-        options.out.write_text(table(outcomes), encoding="utf-8")
+        options.out.write_text(table(outcomes).replace(f"{Path(__file__).parents[2]}/", ""), encoding="utf-8")
     sys.exit(1 if any(outcome.verdict == "WRONG" for outcome in outcomes.values()) else 0)
 
 

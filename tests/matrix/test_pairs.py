@@ -23,6 +23,7 @@ SAMPLE = [
     ("disk cache", "progressive resizing"),
     ("pack", "suite"),
     ("accumulate", "translation"),
+    ("processes", "own transform"),
     ("bf16", "emulated"),
 ]
 

@@ -17,7 +17,7 @@ import simplejpeg
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT / "src/flatout/data"
+PIXELS = ROOT / "src/flatout/data/pixels"
 SMALL = ["-DSEGMENT_BYTES=64", "-DLEAST_SKIMMED_BYTES=1"]  # pictures this small are not skimmed otherwise
 SANITIZE = [
     *SMALL,
@@ -56,7 +56,7 @@ def corpus() -> list[bytes]:
 
 def fuzz(folder: Path, rounds: str, seed: str) -> None:
     program = folder / "fuzz"
-    sources = [ROOT / "tests/native_fuzz/fuzz.c", *sorted((DATA / "native").glob("*.c"))]
+    sources = [ROOT / "tests/native_fuzz/fuzz.c", *sorted((PIXELS / "native").glob("*.c"))]
     subprocess.run(["gcc", *SANITIZE, *map(str, sources), "-ljpeg", "-lm", "-o", str(program)], check=True)
     paths = []
     for index, data in enumerate(corpus()):
@@ -68,11 +68,11 @@ def fuzz(folder: Path, rounds: str, seed: str) -> None:
 def unit_tests(folder: Path) -> None:
     """The extension itself, in a copy of the package; the interpreter is not instrumented, hence the preload."""
     package = folder / "src/flatout"
-    (package / "data").mkdir(parents=True)
-    for init in ("__init__.py", "data/__init__.py"):
+    (package / "data/pixels").mkdir(parents=True)
+    for init in ("__init__.py", "data/__init__.py", "data/pixels/__init__.py"):
         (package / init).touch()
-    sources = [str(path) for path in [DATA / "_native.c", *sorted((DATA / "native").glob("*.c"))]]
-    include, target = sysconfig.get_path("include"), package / "data/_native.abi3.so"
+    sources = [str(path) for path in [PIXELS / "_native.c", *sorted((PIXELS / "native").glob("*.c"))]]
+    include, target = sysconfig.get_path("include"), package / "data/pixels/_native.abi3.so"
     flags = [*SANITIZE, "-shared", "-fPIC", "-DPy_LIMITED_API=0x030B0000", f"-I{include}"]
     subprocess.run(["gcc", *flags, *sources, "-ljpeg", "-o", str(target)], check=True)
     runtimes = [

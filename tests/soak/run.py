@@ -156,18 +156,20 @@ def victims(attempt: Attempt, kind: str, services: Services, chance: random.Rand
     if kind == "group":
         return [each.pid for each in attempt.tree() if _is_trainer(each)]
     if kind == "rank":
-        children = [each.pid for each in attempt.tree() if _runs(each, "flatout.app.one_rank")]
+        children = [each.pid for each in attempt.tree() if _runs(each, "flatout.commands.one_rank")]
         return chance.sample(children or [each.pid for each in attempt.trainers], 1)
     if kind in ("redis", "server"):
         return [services.running[kind].pid]
     everybody = [each for each in psutil.process_iter() if _of_this_soak(each, services.folder)]
-    module = {"coordinator": "flatout.service.daemon", "producer": "flatout.service.producer"}[kind]
+    module = {"coordinator": "flatout.service.transport.daemon", "producer": "flatout.service.producers.producer"}[kind]
     found = [each.pid for each in everybody if _runs(each, module)]
     return chance.sample(found, 1) if found else []
 
 
 def _is_trainer(process: psutil.Process) -> bool:
-    return not _runs(process, "flatout.service.daemon") and not _runs(process, "flatout.service.producer")
+    return not _runs(process, "flatout.service.transport.daemon") and not _runs(
+        process, "flatout.service.producers.producer"
+    )
 
 
 def _runs(process: psutil.Process, module: str) -> bool:

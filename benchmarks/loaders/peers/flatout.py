@@ -19,8 +19,8 @@ if "fallback" in sys.argv:
     os.environ["FLATOUT_NATIVE"] = "0"  # read when flatout is imported
 
 import flatout
-from flatout.data.decode import native
-from flatout.data.views import SHIPPED
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import SHIPPED
 
 VIEWS = {"rrc224": "train-224", "tiny64": "train-64"}
 SETTINGS: dict[str, dict[str, Any]] = {

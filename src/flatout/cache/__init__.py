@@ -1,0 +1,1 @@
+"""Stores of batches and samples: memory, disk, shared memory, Redis."""

@@ -1,7 +1,7 @@
-"""Decoded samples in one bounded stretch of memory, anonymous or a file on local disk, each written once.
+"""Decoded samples in one mapping of fixed size, of anonymous memory or a file on local disk; each is written once.
 
-Room is taken before anything is written: memory by a mapping of fixed size, disk by posix_fallocate, so that a full
-disk is an answer here and not a SIGBUS later. A row is published only after its pixels are in place.
+A file is allocated in advance (posix_fallocate): a full disk is a NoSpace here, instead of a SIGBUS when a page is
+written. The index entry of a row is written after its pixels.
 """
 
 import fcntl
@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 from flatout.errors import NoSpace
 from flatout.units import format_bytes
 
-_ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])  # end 0: not there, below: being written
-
-
+_ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])
+"""`end` is 0 for a row that is not there, and negative while it is being written."""
+_LAYOUT = "RGB, or planes where the width is below 0"  # of another one nothing is used again
 Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], "PixelFile | None"]
 
 
 class Arena:
-    """Rows of RGB pixels. Safe to use from several threads; a second process gets NoSpace for the same file.
+    """Pictures as rows of RGB, or, where their width is below 0, as the planes of 4:2:0 JPEGs (native/planes.c): luma,
+    then two of half as many columns and rows, each in whole blocks of 8. Safe to use from several threads; a second
+    process gets NoSpace for the same file.
 
     Compiled code that fills it takes room by itself, from `shared`; then nobody may call put() at the same time.
     """
@@ -43,9 +45,9 @@ class Arena:
         self._pixels = pixels
         self._file = file
         self._index = index
-        index["end"][index["end"] < 0] = 0  # a process was killed in the middle of these
-        self._words = index.view(np.int64).reshape(rows, 2)  # the same, faster to gather: end; height, width
-        self._used = np.array([index["end"].max(initial=0), 0], np.int64)  # the second is the compiled code's own
+        index["end"][index["end"] < 0] = 0  # a process was killed while it wrote these
+        self._words = index.view(np.int64).reshape(rows, 2)  # the same as two int64 a row: faster to gather
+        self._used = np.array([index["end"].max(initial=0), 0], np.int64)  # bytes used; and for native/arena.c
         self._lock = threading.Lock()
         self._file_lock = lock
 
@@ -55,20 +57,21 @@ class Arena:
 
     @property
     def shared(self) -> Shared:
-        """Pixels, index, bytes used and the file of the pixels: what native/arena.c works on."""
+        """Pixels, index, bytes used and the file of the pixels, for native/arena.c."""
         return self._pixels, self._words, self._used, self._file
 
     @property
     def pixels(self) -> memoryview:
-        """Of all rows."""
+        """Of all rows, in the order in which they were written."""
         return self._pixels
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-        """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here."""
+        """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here. A
+        width below 0 says that they are planes."""
         found = self._words.take(rows, axis=0)
         ends = np.maximum(found[:, 0], 0)
         shapes = np.where(ends[:, None] > 0, found.view(np.int32)[:, 2:], 0)
-        lengths = 3 * shapes[:, 0].astype(np.int64) * shapes[:, 1]
+        lengths = kept_bytes(shapes[:, 0].astype(np.int64), shapes[:, 1].astype(np.int64))
         return ends - lengths, lengths, shapes
 
     def put(self, row: int, pixels: NDArray[np.uint8]) -> bool:
@@ -78,7 +81,7 @@ class Arena:
             end = self.used_bytes + pixels.nbytes
             if self._index[row]["end"] or end > self.capacity_bytes:
                 return False
-            self._index["end"][row] = -1  # so that two threads do not take room for the same row
+            self._index["end"][row] = -1  # another thread must not take room for the same row
             self._used[0] = end
         self._pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
         self._index["height"][row], self._index["width"][row] = height, width
@@ -86,7 +89,7 @@ class Arena:
         return True
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """Pixels that must not be used; before anybody reads or fills the arena."""
+        """Drop rows whose pixels must not be used. Called before the arena is read or filled."""
         self._index["end"][rows] = 0
         self._used[0] = self._index["end"].max(initial=0)
 
@@ -96,8 +99,20 @@ class Arena:
             self._file_lock = None
 
 
+def kept_bytes(heights: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of pictures as an arena has them; as native/planes.c."""
+    if not (widths < 0).any():
+        return 3 * heights * widths
+    halves = _whole_blocks((heights + 1) // 2) * _whole_blocks((1 - widths) // 2)
+    return np.where(widths < 0, _whole_blocks(heights) * _whole_blocks(-widths) + 2 * halves, 3 * heights * widths)
+
+
+def _whole_blocks(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (samples + 7) // 8 * 8
+
+
 class PixelFile:
-    """Open until nobody refers to it: a thread that still writes must not meet another file of the same number."""
+    """A file that is closed by the garbage collector: a thread that still writes must not hit a reused descriptor."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -105,16 +120,16 @@ class PixelFile:
     def fileno(self) -> int:
         return self._fd
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at exit
         if hasattr(self, "_fd"):
             close(self._fd)
 
 
 def memory_arena(rows: int, capacity_bytes: int, huge_pages: bool = True) -> Arena:
-    """Anonymous memory; pages are taken as they are filled. Without huge pages it costs the same every time."""
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages, Python's default, cost half as much again
+    """Anonymous memory; pages are taken as they are filled. Without huge pages, that costs the same every time."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # Python's default, MAP_SHARED, costs 50 % more per page
     pixels = memoryview(mmap.mmap(-1, capacity_bytes + 1, flags=private))
-    # from an odd address on: libjpeg writes rows at aligned ones past the processor's caches
+    # from an odd address on: libjpeg writes to aligned rows with stores that bypass the processor's caches
     arena = Arena(rows, pixels[1:], np.zeros(rows, _ROW))
     arena.shared[2][1] = 0 if huge_pages else np.iinfo(np.int64).max  # 2 MiB stretches before one is tried
     return arena
@@ -147,16 +162,16 @@ def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
 
 
 def _drop_unless_usable(folder: Path, index_bytes: int, pixel_bytes: int) -> None:
-    """Index and pixels are kept together or not at all; those of an earlier boot may not have reached the disk."""
+    """Index and pixels are kept together or not at all; what an earlier boot wrote may not have reached the disk."""
     boot, marker, index, pixels = _boot_id(), folder / "boot", folder / "index", folder / "pixels"
     try:
         usable = index.stat().st_size == index_bytes and pixels.stat().st_size >= pixel_bytes
-        usable = usable and marker.read_text(encoding="ascii", errors="replace") == boot
+        usable = usable and marker.read_text(encoding="ascii", errors="replace") == f"{boot} {_LAYOUT}"
     except FileNotFoundError:
         usable = False
     if not usable:
         _remove(folder)
-        marker.write_text(boot, encoding="ascii")
+        marker.write_text(f"{boot} {_LAYOUT}", encoding="ascii")
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:

@@ -1,39 +1,45 @@
-"""Where shared batches lie: the small protocol that mapped memory and Redis have in common."""
+"""The protocol of stores of shared batches: mapped memory and Redis."""
 
 from typing import Protocol
 
 
 class BatchStore(Protocol):
-    """What producers and jobs do with a store. Buffers have a number, batches a key (32 bytes)."""
+    """As producers and jobs use it. Mapped memory finds a batch by its buffer's number, Redis by its key (32 bytes)."""
 
     address: str
     is_mapped: bool
-    """Batches lie in this machine's memory: reading one costs nothing, and the coordinator has checked it."""
+    """Batches are in this machine's memory: reading one costs no copy, and the coordinator has verified all of it."""
 
     def space(self, number: int, count: int) -> memoryview:
         """Where to write a batch of at most `count` bytes."""
         ...
 
     def commit(self, number: int, key: bytes, space: memoryview, count: int) -> None:
-        """What was written can be read from here on."""
+        """`count` bytes of `space` were written; from here on they can be read."""
         ...
 
     def read(self, number: int, key: bytes, most_bytes: int) -> memoryview:
-        """A batch that is no longer than it can be; what else is there is a BadBundle."""
+        """The batch, of at most `most_bytes`; anything else found there, or nothing, is a BadBundle."""
         ...
 
 
 class OwnStore(BatchStore, Protocol):
-    """What only the coordinator does with it."""
+    """As the coordinator uses it."""
 
-    def make(self, number: int, count: int) -> None: ...
+    def make(self, number: int, count: int) -> None:
+        """Allocate a buffer of `count` bytes; NoSpace where there is no room."""
+        ...
 
-    def discard(self, number: int, key: bytes | None) -> None: ...
+    def discard(self, number: int, key: bytes | None) -> None:
+        """Remove a buffer and the batch in it, if there is one."""
+        ...
 
     def verify(self, number: int, key: bytes) -> None:
         """Raise BadBundle unless the batch of this key is there, whole."""
         ...
 
-    def touch(self, key: bytes) -> None: ...
+    def touch(self, key: bytes) -> None:
+        """Renew the time to live of a batch, where the store has one."""
+        ...
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""A batch as bytes: named arrays and a little metadata behind a fixed header. No pickle, no copy to read it.
+"""A batch as bytes: a header, named arrays and metadata. No pickle, and no copy to read it.
 
     header (128 bytes) | arrays, each on a 64-byte boundary | their table and the metadata as JSON
 
-The header is written last, so a buffer that somebody died in never holds the header of the batch it should hold.
-What the JSON says is the same for most batches of a stream, and is read once; what differs goes into arrays.
+The header is written last: a buffer whose writer was killed does not have the header of the batch it should hold. The
+JSON is the same for most batches of a stream and is parsed once; values that differ go into arrays.
 """
 
 import hashlib
@@ -21,23 +21,23 @@ from pydantic_core import from_json, to_json  # a third of the time of `json`
 
 from flatout.errors import BadBundle, NoSpace
 
-HEADER = struct.Struct("<8sQQ32s32sQ")  # magic and version; ends of arrays and metadata; key; checksum; of what
+HEADER = struct.Struct("<8sQQ32s32sQ")  # magic and version; ends of arrays and metadata; key; checksum; sum_every
 HEADER_BYTES = 128
 _MAGIC = b"FLATOUT\x03"
 _ALIGN = 64
 _MOST_ARRAYS, _MOST_AXES = 64, 8
 _DTYPES = {name: np.dtype(name) for name in ("|u1", "|i1", "|b1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")}
-_BLOCK_WORDS = 512  # of 64 bits: sums over 4 KB at a time run at the speed of memory
-_FEW_BLOCKS = 256  # are summed all, whatever was asked for
+_BLOCK_WORDS = 512  # of 64 bits, 4 KB: numpy sums such rows at the speed of memory
+_FEW_BLOCKS = 256  # a batch of at most this many is summed whole
 SUM_EVERY = 32
-"""Of a large batch in mapped memory one block in so many is summed. What is there stays as it was written; that it was
-written, and all of it, is what has to be found out, and the header (written last) and these sums do."""
+"""Of a large batch in mapped memory one block in so many is summed. Memory keeps what was written; the header (written
+last) and these sums show that it was written, and all of it."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Arrays that lie in the buffer they were read from, and what was said about them: not to be changed, since other
-    batches of which the same was said have it too."""
+    """Arrays on the memory of the buffer they were read from. `meta` is read-only, since bundles with equal JSON share
+    one object."""
 
     arrays: dict[str, NDArray[Any]]
     meta: Mapping[str, Any]
@@ -45,12 +45,12 @@ class Bundle:
 
 
 def capacity_for(array_bytes: int, arrays: int, meta_bytes: int) -> int:
-    """Room that arrays of so many bytes need, with alignment."""
+    """Size of a buffer for so many arrays of so many bytes in all, with header, alignment and metadata."""
     return HEADER_BYTES + array_bytes + (arrays + 1) * _ALIGN + meta_bytes
 
 
 def payload(buffer: memoryview) -> NDArray[np.uint8]:
-    """Where arrays may be made in place, so that `write_bundle` need not copy them."""
+    """The part of a buffer in which arrays may be made in place: `write_bundle` does not copy those."""
     return np.frombuffer(buffer, np.uint8)[HEADER_BYTES:]
 
 
@@ -89,10 +89,10 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def read_bundle(buffer: memoryview, key: bytes, verify: bool) -> Bundle:
-    """Arrays on the buffer's memory. `verify` sums it; without, the header must still be right for the key."""
+    """The batch of this key, else a BadBundle. `verify` compares the checksum; else only the header is checked."""
     end, total = check_bundle(buffer, key, verify)
     try:
-        table, meta = _said(bytes(buffer[end:total]), end)
+        table, meta = _parsed(bytes(buffer[end:total]), end)
         arrays = {name: np.ndarray(shape, kind, buffer, start) for name, kind, shape, start in table}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadBundle(f"the batch's table of arrays makes no sense: {error}") from None
@@ -100,7 +100,7 @@ def read_bundle(buffer: memoryview, key: bytes, verify: bool) -> Bundle:
 
 
 def check_bundle(buffer: memoryview, key: bytes, verify: bool) -> tuple[int, int]:
-    """Ends of the arrays and of the whole, if this is the batch of that key."""
+    """Ends of the arrays and of the whole, if this is the batch of that key; else a BadBundle."""
     if len(buffer) < HEADER_BYTES:
         raise BadBundle(f"a batch of {len(buffer)} bytes is shorter than its header of {HEADER_BYTES}")
     magic, end, total, found, said, sum_every = HEADER.unpack_from(buffer)
@@ -112,7 +112,7 @@ def check_bundle(buffer: memoryview, key: bytes, verify: bool) -> tuple[int, int
 
 
 def is_header_of(header: bytes, key: bytes, count: int) -> bool:
-    """Whether these first bytes of `count` begin the batch of that key, and all of it."""
+    """Whether a value of `count` bytes that begins with `header` is the whole batch of that key."""
     if len(header) < HEADER_BYTES:
         return False
     magic, _, total, found, _, _ = HEADER.unpack_from(header)
@@ -123,8 +123,8 @@ _Row = tuple[str, np.dtype[Any], tuple[int, ...], int]
 
 
 @lru_cache(maxsize=64)
-def _said(words: bytes, end: int) -> tuple[tuple[_Row, ...], Mapping[str, Any]]:
-    """Name, type, shape and place of arrays that lie before `end`; and the metadata."""
+def _parsed(words: bytes, end: int) -> tuple[tuple[_Row, ...], Mapping[str, Any]]:
+    """Name, type, shape and offset of the arrays, all of them before `end`; and the metadata."""
     table, meta = from_json(words)
     if not isinstance(meta, dict):
         raise TypeError(f"metadata of type {type(meta).__name__}")
@@ -143,9 +143,8 @@ def _row(end: int, name: str, dtype: str, shape: list[int], start: int) -> _Row:
 def checksum(buffer: memoryview, end: int, total: int, key: bytes, sum_every: int) -> bytes:
     """Digest of the sums of blocks of 4 KB: finds torn, truncated and foreign bytes at the speed of memory.
 
-    Of a large batch it may be one block in `sum_every`, others for another key: a stretch of so many blocks is still
-    found for certain. It is no proof against somebody who forges bytes on purpose; who can write to the cache can
-    write the header too.
+    Of a large batch one block in `sum_every` is summed, others for another key: damage to that many blocks in a row is
+    always found. No protection against forged bytes: a process that can write to the buffer can write the header too.
     """
     digest = hashlib.blake2b(struct.pack("<QQQ", end, total, sum_every) + key, digest_size=32)
     blocks = (total - HEADER_BYTES) // (8 * _BLOCK_WORDS)

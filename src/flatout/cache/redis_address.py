@@ -1,4 +1,4 @@
-"""Where a Redis is, and whether it may be talked to the way its address says. Pure."""
+"""Addresses of a Redis: parsed, and refused where a password would be exposed. Pure, but for `redis_password`."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """One server, or the first of a cluster. `text` is what may be shown and stored."""
+    """One server, or the first to ask of a cluster. `text` is the address without user and password, for messages."""
 
     text: str
     host: str = ""
@@ -34,7 +34,7 @@ class RedisAddress:
 
 
 def is_local(host: str) -> bool:
-    """An address that never leaves this machine. Names prove nothing, except localhost."""
+    """Whether it is a loopback address. Of names only localhost is trusted to be one."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -42,7 +42,7 @@ def is_local(host: str) -> bool:
 
 
 def parse_redis(url: str, password: str | None = None, ca: Path | None = None) -> RedisAddress:
-    """Refuses passwords in the URL, and passwords that would cross a network in clear."""
+    """From a URL. A password in it, or one that would cross a network in clear, is a ConfigError."""
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if parts.scheme not in _SCHEMES or parts.query or parts.fragment:
@@ -71,7 +71,7 @@ def parse_redis(url: str, password: str | None = None, ca: Path | None = None) -
 
 
 def redis_password(file: Path | None) -> str | None:
-    """From a file or the environment; None where there is none."""
+    """From the file, or else from the environment; None where there is none."""
     if file is None:
         return os.environ.get(PASSWORD_VARIABLE) or None
     try:

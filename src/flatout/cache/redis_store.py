@@ -1,8 +1,8 @@
-"""Batches in a Redis or Valkey: for jobs and producers on several machines. Its contents are never trusted.
+"""Batches in a Redis or Valkey, for jobs and producers on several machines. Its contents are not trusted.
 
-A batch is one value under a key of its own, with a time to live: a seal (sealing.py), then the bundle. Whatever Redis
-cannot do - it is full, it restarted, it forgot, it does not answer, it lies - is a batch that is not there, never an
-error of training.
+A batch is one value with a time to live: a seal (sealing.py), then the bundle. A Redis that is full, was restarted, has
+evicted a value, does not answer or returns other bytes gives a BadBundle: a batch that is not there, never an error of
+training.
 """
 
 import weakref
@@ -19,11 +19,11 @@ from flatout.errors import BadBundle, ServiceUnavailable
 
 _PREFIX = b"flatout:"
 _TTL_SECONDS = 3600
-_KEPT = 4  # values' worth of memory
+_KEPT = 4  # blocks of memory kept for reuse
 
 
 class RedisStore:
-    """Writes sealed batches and reads none that are not. Safe to use from several threads."""
+    """Writes sealed batches, and reads no others. Safe to use from several threads."""
 
     is_mapped = False
 
@@ -43,14 +43,14 @@ class RedisStore:
         self._ask(key, b"SET", value, b"EX", self._ttl_seconds)
 
     def read(self, number: int, key: bytes, most_bytes: int) -> memoryview:
-        """The bundle, of at most so many bytes, with a seal that is right."""
+        """The bundle, of at most `most_bytes`, after its seal was verified."""
         value = self._pool.use(_PREFIX + key, lambda connection: self._get(connection, key, most_bytes))
         if value is None:
             raise BadBundle("the batch is not in Redis any more")
         return value
 
     def _get(self, connection: RedisConnection, key: bytes, most_bytes: int) -> memoryview | None:
-        """GET straight into memory that was used before, summed while it arrives."""
+        """GET into reused memory, with the seal computed while the value arrives."""
         connection.send(b"GET", _PREFIX + key)
         count = connection.value_bytes(most_bytes + SEAL_BYTES)
         if count is None:
@@ -67,7 +67,7 @@ class RedisStore:
         return bundle
 
     def _memory(self, count: int) -> memoryview:
-        """Comes back when the last array on it is gone."""
+        """Memory that is reused when the last array on it is deleted."""
         at = next((at for at, each in enumerate(self._free) if len(each) >= count), None)
         flat = np.empty(count, np.uint8) if at is None else self._free.pop(at)
         lease = np.frombuffer(flat.data, np.uint8)
@@ -79,7 +79,7 @@ class RedisStore:
             self._free.append(flat)
 
     def verify(self, number: int, key: bytes) -> None:
-        """Header and length; every reader verifies the rest, at its own end of the network."""
+        """Compares header and length only; every reader verifies the seal, so the value need not be sent here."""
         start = self._ask(key, b"GETRANGE", b"0", b"%d" % (SEAL_BYTES + HEADER_BYTES - 1))
         count = self._ask(key, b"STRLEN")
         whole = isinstance(start, bytes) and isinstance(count, int)
@@ -87,11 +87,11 @@ class RedisStore:
             raise BadBundle("Redis holds no batch of this key, or only a part of one")
 
     def make(self, number: int, count: int) -> None:
-        """Room is Redis's own business: it refuses, or evicts, when it is full."""
+        """Nothing to do: a full Redis refuses values, or evicts some, when they are written."""
 
     def discard(self, number: int, key: bytes | None) -> None:
         if key is not None:
-            with suppress(BadBundle):  # its time to live ends
+            with suppress(BadBundle):  # else it is removed when its time to live ends
                 self._ask(key, b"UNLINK")
 
     def touch(self, key: bytes) -> None:
@@ -107,7 +107,7 @@ class RedisStore:
 
 
 def check_redis(address: RedisAddress) -> None:
-    """One line for a wrong address or password, before anything depends on it."""
+    """Raise ServiceUnavailable, with one line, for a wrong address or password; called when a service starts."""
     try:
         connection = RedisConnection(address)
         try:

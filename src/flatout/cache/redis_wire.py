@@ -1,7 +1,7 @@
-"""Redis's protocol (RESP), as much of it as batches need, for a server that is not trusted.
+"""The part of Redis's protocol (RESP) that batches need, for a server that is not trusted.
 
-No answer is believed to be as long as it says: lines, values and the time for all of it have limits, and nothing is
-allocated before its length was compared with them. Whatever goes wrong is a BadBundle: a batch that is not there.
+Lines, values and the time for an answer have limits, and nothing is allocated before its length was compared with them.
+Every failure is a BadBundle: a batch that is not there.
 """
 
 import os
@@ -23,7 +23,7 @@ from flatout.cache.redis_address import RedisAddress, is_local
 from flatout.errors import BadBundle, ConfigError
 
 _DEADLINE_SECONDS = 10.0
-_LEAST_BYTES_PER_SECOND = 4e6  # a value may take the longer, the larger it is
+_LEAST_BYTES_PER_SECOND = 4e6  # extends the deadline of large values
 _MOST_LINE_BYTES = 1024
 _MOST_SMALL_BYTES = 4096
 _PIECE_BYTES = 1 << 20
@@ -33,15 +33,15 @@ Small = bytes | int | None
 
 
 class _Closed(BadBundle):
-    """The other side hung up: it may have been restarted since the connection was made."""
+    """The server closed the connection; it may have been restarted since it was opened."""
 
 
-class Refused(BadBundle):
-    """An answer that begins with `-`: full, wrong type, wrong password. The connection is fine."""
+class RedisRefused(BadBundle):
+    """The server answered with an error (`-...`): full, wrong type, wrong password. The connection stays usable."""
 
 
-class _Moved(Refused):
-    """`MOVED slot host:port`: ask there."""
+class _Moved(RedisRefused):
+    """`MOVED slot host:port`: another server of the cluster has the key."""
 
 
 class RedisConnection:
@@ -69,7 +69,7 @@ class RedisConnection:
         return self.small()
 
     def send(self, *words: Any) -> None:
-        """Pieces of one value may be given as a list. Large ones are not copied."""
+        """One command. A word may be a list of pieces of one value; large pieces are not copied."""
         self._allow(sum(map(_count, words)))
         head = b"*%d\r\n" % len(words)
         try:
@@ -90,7 +90,7 @@ class RedisConnection:
             raise _Closed(f"Redis does not answer: {error}") from None
 
     def small(self) -> Small:
-        """A line, a number, or a value that fits a few lines."""
+        """The answer to a command: a line, a number, or a value of at most 4 KB."""
         line = self._line()
         kind, rest = line[:1], line[1:]
         if kind == b"+":
@@ -107,7 +107,7 @@ class RedisConnection:
         return count
 
     def take_into(self, space: memoryview, arrived: Callable[[int], None] = lambda count: None) -> None:
-        """The next bytes of a value; `arrived` is told how many came while the next are on their way."""
+        """Fill `space` with the next bytes of a value; `arrived` is called with the size of each piece."""
         done = min(len(self._pending), len(space))
         space[:done] = self._pending[:done]
         del self._pending[:done]
@@ -118,6 +118,7 @@ class RedisConnection:
             done += count
 
     def end_value(self) -> None:
+        """Read the line break that ends a value."""
         ending = bytearray(2)
         self.take_into(memoryview(ending))
         if ending != b"\r\n":
@@ -168,14 +169,14 @@ class RedisConnection:
         return count
 
     def _allow(self, count: int) -> None:
-        """So much time for the next bytes, however many pieces they come in."""
+        """Set the deadline for the next `count` bytes, however many pieces they come in."""
         seconds = _DEADLINE_SECONDS + count / _LEAST_BYTES_PER_SECOND
         self._until = time.monotonic() + seconds
         self._socket.settimeout(seconds)
 
 
 class RedisPool:
-    """Connections that wait for the next command, by server; of a cluster, which server has which part of the keys."""
+    """Idle connections by server; for a cluster also which server has which slot of the keys."""
 
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
@@ -186,17 +187,17 @@ class RedisPool:
         self.close = weakref.finalize(self, _close, self._idle)
 
     def use(self, key: bytes, command: Callable[[RedisConnection], Result]) -> Result:
-        """Once more where a connection was cut while it lay idle, or a cluster names another server."""
+        """Run `command` on a connection; again if an idle one turns out closed, or a cluster names another server."""
         slot = crc_hqx(key, 0) % 16384
         for _ in range(_MOST_MOVES):
             try:
                 return self._use_at(self._owners.get(slot, self._address), command)
             except _Moved as moved:
                 self._owners[slot] = _moved_to(self._address, str(moved))
-            except Refused:
+            except RedisRefused:
                 raise
             except BadBundle:
-                self._owners.pop(slot, None)  # ask the first server again: this one may be gone
+                self._owners.pop(slot, None)  # next time ask the first server again: this one may be gone
                 raise
         raise BadBundle(f"the Redis cluster sent a batch from server to server {_MOST_MOVES} times")
 
@@ -212,10 +213,10 @@ class RedisPool:
     ) -> Result:
         try:
             result = command(connection)
-        except Refused:
+        except RedisRefused:
             self._give_back(address, connection)
             raise
-        except BaseException:  # what is left of the answer would be taken for the next one
+        except BaseException:  # the rest of the answer would be taken for the next one
             connection.close()
             raise
         self._give_back(address, connection)
@@ -223,7 +224,7 @@ class RedisPool:
 
     def _taken(self, address: RedisAddress) -> RedisConnection | None:
         with self._lock:
-            if self._pid != os.getpid():  # the parent uses these
+            if self._pid != os.getpid():  # after a fork: the parent uses these connections
                 self._idle.clear()
                 self._pid = os.getpid()
             idle = self._idle.get(address)
@@ -240,12 +241,12 @@ def _close(idle: dict[RedisAddress, list[RedisConnection]]) -> None:
     idle.clear()
 
 
-def _refusal(said: str) -> Refused:
-    return _Moved(said) if said.startswith("MOVED ") else Refused(f"Redis refused: {said[:300]}")
+def _refusal(said: str) -> RedisRefused:
+    return _Moved(said) if said.startswith("MOVED ") else RedisRefused(f"Redis refused: {said[:300]}")
 
 
 def _moved_to(address: RedisAddress, said: str) -> RedisAddress:
-    """Only a cluster may name another server, and only one that the password may be said to."""
+    """The server that a MOVED names; refused unless this is a cluster and the password may be sent there."""
     host, _, port = said.split(" ")[-1].rpartition(":")
     if not address.is_cluster or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise BadBundle(

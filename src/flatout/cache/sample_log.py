@@ -1,7 +1,7 @@
-"""Original bytes of samples, appended to one local file as they arrive, with a journal that survives a kill.
+"""Encoded samples appended to one local file as they arrive, with a journal that survives a kill.
 
-A journal record is written only after the sample's bytes, so whatever the journal names is there. Bytes from an
-earlier process are checked against their checksum when they are first used.
+A journal record is written after the sample's bytes, so every sample in the journal is complete. Bytes of an earlier
+process are compared with their checksum when they are first used.
 """
 
 import errno
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from flatout.errors import NoSpace
 
 _RECORD = struct.Struct("<QQQQQII")  # row, offset, length, locator, checksum, checksum of the record so far
-Locators = NDArray[np.uint64]  # [rows, 2]: 16 bytes that prove which bytes a row has; zeros where nothing does
+Locators = NDArray[np.uint64]  # [rows, 2]: 16 bytes that identify the content of each row; zeros if unknown
 
 
 class SampleLog:
-    """Bytes by row in `folder`. Safe to use from several threads; one process at a time."""
+    """Bytes by row, in `folder`. Safe to use from several threads; a second process gets NoSpace."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.full: str | None = None  # why nothing more is written
+        self.full: str | None = None  # why nothing more is written; None while it is
         self._lock = threading.Lock()
         self._where: dict[int, tuple[int, int, int]] = {}
         self._unverified: set[int] = set()
@@ -38,8 +38,11 @@ class SampleLog:
         return len(self._where)
 
     def open(self, locators: Locators | None = None) -> "SampleLog":
-        """Read the journal of an earlier process; a torn or damaged end of it is dropped. With `locators`, so are the
-        samples that were kept under another one than their row has now: their bytes may be others."""
+        """Read the journal of an earlier process; a damaged end of it is dropped.
+
+        With `locators`, samples that were kept under another locator than their row has now are dropped too: the bytes
+        behind the row may have changed.
+        """
         self._locators = locators
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,23 +59,23 @@ class SampleLog:
         return self
 
     def get(self, row: int) -> bytes | None:
-        """The bytes, or None where they are not here (or no longer what was written)."""
+        """The bytes; None where they are not here, or not what was written."""
         found = self._where.get(row)
         if found is None or self._files is None:
             return None
         offset, length, checksum = found
         try:
             blob = os.pread(self._files[0], length, offset)
-        except OSError:  # a failing disk: the store still has it
+        except OSError:  # a failing disk: the caller reads from the store
             blob = b""
         if len(blob) != length or (row in self._unverified and zlib.crc32(blob) != checksum):
-            self._where.pop(row, None)  # another thread may have found out too
+            self._where.pop(row, None)  # another thread may have removed it
             return None
         self._unverified.discard(row)
         return blob
 
     def put(self, row: int, blob: bytes | memoryview) -> bool:
-        """Append; False once the disk is full (said in `full`), which is not an error: the store still has it."""
+        """Append; False once the disk is full (see `full`), which is no error: the caller reads from the store."""
         if self.full is not None or self._files is None or row in self._where:
             return False
         with self._lock:
@@ -117,7 +120,7 @@ class SampleLog:
                 self._unverified.add(row)
             self._end = max(self._end, offset + length)
             at += _RECORD.size
-        if not self._where:  # nothing of it is of use any more
+        if not self._where:  # no sample is usable: start with an empty file
             at = self._end = 0
             os.ftruncate(data, 0)
         os.ftruncate(journal, at)

@@ -1,8 +1,8 @@
-"""Buffers as mapped files in /dev/shm: written once, read by any number of processes without a copy.
+"""Buffers as mapped files in /dev/shm, read by any number of processes without a copy.
 
-Room is allocated before use, since touching an unallocated page of a full tmpfs is a SIGBUS. One process owns the
-folder and holds its lock; what a dead owner left behind is removed by the next. A removed file lives on for those
-who have it mapped, so nothing is ever taken away from a reader.
+Files are allocated before use, since writing to an unallocated page of a full tmpfs is a SIGBUS. One process owns the
+folder and holds its lock; folders of killed owners are removed by the next. A process that has a removed file mapped
+keeps its memory.
 """
 
 import fcntl
@@ -19,13 +19,13 @@ from flatout.errors import BadBundle, NoSpace
 from flatout.units import format_bytes
 
 _SHM = Path("/dev/shm")  # noqa: S108 (private files and folders are made there)
-_MOST_MAPPED = 256  # each mapping holds a descriptor: a thousand small batches would be more than a process may have
-_LOOK_EVERY = 16  # new mappings: looking for files that are gone takes longer the more there are
+_MOST_MAPPED = 256  # each holds a file descriptor, of which a process may have 1024 by default
+_LOOK_EVERY = 16  # new mappings, after which files that were removed are unmapped: that lists the folder
 
 
 class MappedStore:
-    """Buffers in a folder, by number. The owner makes and removes them; anybody maps them, once, and keeps the mapping:
-    a buffer that is used again costs no page faults."""
+    """Buffers in a folder, by number. The owner makes and removes them; others map them once and keep the mapping, so
+    that a buffer that is used again costs no page faults."""
 
     is_mapped = True
 
@@ -36,14 +36,14 @@ class MappedStore:
         self._lock = threading.Lock()
 
     def space(self, number: int, count: int) -> memoryview:
-        """Where to write a batch: it was made large enough."""
+        """The whole buffer; the owner made it large enough."""
         return self._view(number, writable=True)
 
     def commit(self, number: int, key: bytes, space: memoryview, count: int) -> None:
-        """Nothing to do: it was written where it stays."""
+        """Nothing to do: the batch was written in place."""
 
     def read(self, number: int, key: bytes, most_bytes: int) -> memoryview:
-        """Mapped, not allocated: the file is as long as the owner made it."""
+        """The whole buffer; nothing is allocated, so `most_bytes` does not matter."""
         return self._view(number)
 
     def verify(self, number: int, key: bytes) -> None:
@@ -58,11 +58,11 @@ class MappedStore:
                 while len(self._mapped) >= _MOST_MAPPED:
                     del self._mapped[next(iter(self._mapped))]
                 mapped = _map(self._folder / str(number), writable)
-            self._mapped[number, writable] = mapped  # the last one used is the last one
+            self._mapped[number, writable] = mapped  # most recently used last
         return memoryview(mapped)
 
     def _drop_removed(self) -> None:
-        """The memory of a removed file goes when the last array on it does."""
+        """Unmap removed files; their memory is freed with the last array on it."""
         with suppress(FileNotFoundError):
             there = set(os.listdir(self._folder))
             for gone in [each for each in self._mapped if str(each[0]) not in there]:
@@ -76,7 +76,7 @@ def _map(path: Path, writable: bool) -> mmap.mmap:
         raise BadBundle(f"the shared batch {path} cannot be opened: {error.strerror}") from None
     try:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        # populated at once by the writer: 9,000 page faults of a 38 MB batch cost more than its checksum
+        # the writer maps all pages at once: 9,000 page faults of a 38 MB batch cost more than its checksum
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if writable else 0)
         return mmap.mmap(fd, os.fstat(fd).st_size, flags, protection)
     finally:
@@ -84,7 +84,7 @@ def _map(path: Path, writable: bool) -> mmap.mmap:
 
 
 class OwnedStore(MappedStore):
-    """The owner's side: a new folder of its own under `root`, locked while it lives."""
+    """The store of the process that owns it: a new folder under `root`, locked until `close`."""
 
     def __init__(self, root: Path) -> None:
         private_folder(root)
@@ -109,7 +109,7 @@ class OwnedStore(MappedStore):
         (self._folder / str(number)).unlink(missing_ok=True)
 
     def touch(self, key: bytes) -> None:
-        """Memory does not forget."""
+        """Nothing to do: mapped batches have no time to live."""
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -117,7 +117,7 @@ class OwnedStore(MappedStore):
 
 
 def shared_root() -> Path:
-    """Where a user's shared batches live."""
+    """The parent folder of a user's shared batches."""
     return memory_folder() / f"flatout-{os.getuid()}"
 
 
@@ -127,7 +127,7 @@ def memory_folder() -> Path:
 
 
 def memory_note() -> str | None:
-    """What is said where it is not memory."""
+    """A note for the user where buffers are not in memory; None where they are."""
     if _is_usable(_SHM):
         return None
     return (
@@ -140,7 +140,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def free_bytes(root: Path) -> int:
-    """What the file system of the nearest existing folder still has."""
+    """Free space of the file system of `root`, or of its nearest parent that exists."""
     while not root.exists():
         root = root.parent
     found = os.statvfs(root)
@@ -148,7 +148,7 @@ def free_bytes(root: Path) -> int:
 
 
 def private_folder(folder: Path) -> Path:
-    """Made if need be; refused unless it is ours and nobody else's."""
+    """Make the folder if it is not there; NoSpace unless it belongs to this user and to nobody else."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     found = folder.lstat()

@@ -2,7 +2,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import bench_app
+from flatout.cli.apps import bench_app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -36,7 +36,7 @@ def loader(
 
     Examples:  flatout bench loader data/   |   flatout bench loader data/ --workers 4
     """
-    from flatout.app.bench_loader import bench_loader, print_bench
+    from flatout.commands.bench_loader import bench_loader, print_bench
 
     result = bench_loader(path, view, batch_size, workers, seconds, quiet=as_json)
     if as_json:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -22,7 +22,7 @@ def compare(
 
     Example:  flatout compare runs/baseline runs/more-workers --html compare.html
     """
-    from flatout.app.compare_runs import compare_runs, print_comparison
+    from flatout.commands.compare import compare_runs, print_comparison
 
     found = compare_runs(runs, html)
     if as_json:

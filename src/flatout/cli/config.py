@@ -1,4 +1,4 @@
-from flatout.cli.main import config_app
+from flatout.cli.apps import config_app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
 
@@ -11,7 +11,7 @@ def group() -> None:
 @config_app.command()
 def show(config: ConfigPath, assignments: Assignments = None, as_json: Json = False) -> None:
     """Show every key with its value and where the value came from."""
-    from flatout.app.show import print_config, show_config
+    from flatout.commands.show import print_config, show_config
 
     keys = show_config(config, assignments or [])
     if as_json:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import data_app
+from flatout.cli.apps import data_app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -34,7 +34,7 @@ def audit(
 
     Examples:  flatout data audit data/   |   flatout data audit s3://b/set --limit 20
     """
-    from flatout.app.audit_data import audit_data, print_audit
+    from flatout.commands.audit import audit_data, print_audit
 
     result = audit_data(path, html, limit, quiet=as_json)
     if as_json:
@@ -66,7 +66,7 @@ def shapes(
     as_json: Json = False,
 ) -> None:
     """Coloured shapes on noise: a small dataset that a small model can learn. The same bytes every time."""
-    from flatout.app.make_data import make_shapes_dataset
+    from flatout.commands.make_data import make_shapes_dataset
 
     made = make_shapes_dataset(folder, classes, samples_per_class, size, val_per_class, seed, quiet=as_json)
     if as_json:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -14,9 +14,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Make a small dataset, train on it, report and explain: under two minutes on two cores."""
-    from flatout.app.demo import NEXT_STEPS, run_demo
-    from flatout.app.explain import explain, print_explanation
-    from flatout.app.report_run import print_report
+    from flatout.commands.demo import NEXT_STEPS, run_demo
+    from flatout.commands.explain import explain, print_explanation
+    from flatout.commands.report import print_report
 
     finished = run_demo(run, quiet=as_json)
     if as_json:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -28,8 +28,8 @@ def doctor(
 
     Examples:  flatout doctor   |   flatout doctor recipes/demo.yaml
     """
-    from flatout.app.doctor import examine
-    from flatout.app.doctor_show import say_line
+    from flatout.commands.doctor import examine
+    from flatout.commands.doctor_show import say_line
 
     checkup = examine(config, (lambda line: None) if as_json else say_line)
     if as_json:

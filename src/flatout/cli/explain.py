@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json, RunPath
 from flatout.cli.output import print_json
 
@@ -25,8 +25,8 @@ def explain(
 
     Examples:  flatout explain runs/demo   |   flatout explain runs/demo --fix faster.yaml
     """
-    from flatout.app.explain import explain as explain_run
-    from flatout.app.explain import print_explanation, read_run, write_fixed_recipe
+    from flatout.commands.explain import explain as explain_run
+    from flatout.commands.explain import print_explanation, read_run, write_fixed_recipe
 
     found = read_run(run)
     explanation = explain_run(found)

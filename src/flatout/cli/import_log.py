@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -27,7 +27,7 @@ def import_log(
 
     Example:  flatout import lightning_logs/version_0 --run runs/before
     """
-    from flatout.app.import_run import import_run
+    from flatout.commands.import_log import import_run
 
     made = import_run(source, run)
     if as_json:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
 
@@ -24,8 +24,8 @@ def lr_find(
 
     Use the suggestion as train.lr. Nothing of an existing run is touched.
     """
-    from flatout.app.lr_find import find_learning_rate
-    from flatout.app.show import parse_assignments
+    from flatout.commands.lr_find import find_learning_rate
+    from flatout.commands.show import parse_assignments
 
     result = find_learning_rate(config, parse_assignments(assignments or []), low, high, steps, out, quiet=as_json)
     if as_json:

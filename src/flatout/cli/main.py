@@ -1,35 +1,19 @@
-"""The command line: names, options and help. Each command imports what it needs when it runs, so help is quick."""
+"""The entry point `flatout`: runs a command and turns what it raises into one line and an exit code."""
 
+import faulthandler
 import os
 import sys
 from typing import Any, NoReturn
 
-import typer
-
+from flatout.cli import register
+from flatout.cli.apps import app
 from flatout.errors import FlatoutError
-from flatout.parents import exit_with_parent, stop_with_parent
-
-app = typer.Typer(
-    name="flatout",
-    help="Train image classifiers flat out, and know where every second and every dollar went.",
-    epilog="Start with: flatout demo",
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(help="Look at, make and pack datasets.", no_args_is_help=True)
-config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
-bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-app.add_typer(config_app, name="config")
-app.add_typer(bench_app, name="bench")
+from flatout.machine.parents import exit_with_parent, stop_with_parent
 
 
 def run() -> Any:
     """Entry point: a user's mistake is one line on stderr and an exit code; anything else is a bug with a traceback."""
-    from flatout.app.lasting_output import outlive_readers
-    from flatout.cli import register
+    from flatout.machine.lasting_output import outlive_readers
 
     if "OMP_WAIT_POLICY" not in os.environ:
         # before torch is loaded: compute threads spin for 10 ms while they wait for each other, and on a host whose
@@ -39,19 +23,23 @@ def run() -> Any:
         exit_with_parent(os.getppid())
     stop_with_parent()
     outlive_readers()
+    faulthandler.enable(file=2)  # a crash of compiled code names the Python lines of all threads; nothing else would
     register()
     try:
         return app(standalone_mode=False)  # else typer answers a wrong option with a page of help
     except FlatoutError as error:
-        if getattr(error, "quiet", False):  # another rank of the run says it
-            sys.exit(error.exit_code)
+        if error.quiet:  # another rank of the run says it
+            _exit(error.exit_code)
         _say_and_exit(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("flatout: interrupted\n")
-        sys.exit(130)
+        _exit(130)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
             _say_if_out_of_memory(error)
+            if "WORLD_SIZE" in os.environ:
+                sys.excepthook(type(error), error, error.__traceback__)
+                _exit(1)
             raise
         usage: Any = error
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
@@ -65,7 +53,7 @@ def _say_if_out_of_memory(error: Exception) -> None:
     if not isinstance(error, MemoryError | OSError | RuntimeError | ImportError):
         return
     try:
-        from flatout.app.host_memory import explain_start
+        from flatout.machine.available_memory import explain_start
 
         said = explain_start(error)
     except (MemoryError, ImportError):  # not even enough to say how much
@@ -76,4 +64,14 @@ def _say_if_out_of_memory(error: Exception) -> None:
 
 def _say_and_exit(message: str, exit_code: int) -> NoReturn:
     sys.stderr.write(f"flatout: {' '.join(message.split())}\n")
+    _exit(exit_code)
+
+
+def _exit(exit_code: int) -> NoReturn:
+    """A rank that fails has a thread that watches the others: inside the store at a usual exit, it aborts the process,
+    and whoever started the rank sees SIGABRT instead of the exit code."""
+    if "WORLD_SIZE" in os.environ:
+        from flatout.machine.lasting_output import leave
+
+        leave(exit_code)
     sys.exit(exit_code)

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import data_app
+from flatout.cli.apps import data_app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -25,7 +25,7 @@ def pack(
 
     Use the pack's folder as data.path. A pack of original or decoded samples gives byte-identical batches.
     """
-    from flatout.app.pack_data import PackOptions, pack_dataset
+    from flatout.commands.pack import PackOptions, pack_dataset
 
     result = pack_dataset(
         source, target, PackOptions.checked(mode, short_side, quality, shard_mb * 10**6), quiet=as_json
@@ -39,7 +39,7 @@ def pack(
 @data_app.command()
 def unpack(source: Source, target: Target, as_json: Json = False) -> None:
     """Write the samples of a pack back as files."""
-    from flatout.app.pack_data import unpack_dataset
+    from flatout.commands.pack import unpack_dataset
 
     result = unpack_dataset(source, target, quiet=as_json)
     if as_json:
@@ -57,7 +57,7 @@ def stage(
     as_json: Json = False,
 ) -> None:
     """Copy a remote dataset to local disk ahead of training, many objects at a time, verified and resumable."""
-    from flatout.app.pack_data import stage_dataset
+    from flatout.commands.pack import stage_dataset
 
     result = stage_dataset(source, target, classes, samples_per_class, quiet=as_json)
     if as_json:

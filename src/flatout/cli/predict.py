@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -34,7 +34,7 @@ def predict(
     Examples:  flatout predict runs/demo --if data.workers=4 --if data.workers=4,data.batch_size=128
                flatout predict --score
     """
-    from flatout.app.predict import (
+    from flatout.commands.predict import (
         parse_alternatives,
         predict_changes,
         print_predictions,

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
 
@@ -26,8 +26,8 @@ def probe(
 
     Examples:  flatout probe recipes/demo.yaml   |   flatout predict runs/demo-probe --if data.workers=4
     """
-    from flatout.app.probe import probe_recipe
-    from flatout.app.show import parse_assignments
+    from flatout.commands.probe import probe_recipe
+    from flatout.commands.show import parse_assignments
 
     def say(text: str) -> None:
         if not as_json:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json, RunPath
 from flatout.cli.output import print_json
 
@@ -32,9 +32,8 @@ def report(
 
       flatout report runs/demo --markdown > notes.md
     """
-    from flatout.app.report_run import report_run
-    from flatout.app.show import read_run
+    from flatout.commands.report import report_run
 
-    result = report_run(read_run(run), html, markdown, trace, quiet=as_json)
+    result = report_run(run, html, markdown, trace, quiet=as_json)
     if as_json:
         print_json(result)

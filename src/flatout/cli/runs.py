@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -16,7 +16,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with their status, accuracy, speed and cost."""
-    from flatout.app.show import run_list, show_runs
+    from flatout.commands.show import run_list, show_runs
 
     if as_json:
         print_json(run_list(folder))

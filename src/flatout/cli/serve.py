@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -14,7 +14,7 @@ class Eviction(StrEnum):
     lru = "lru"
 
 
-class Wish(StrEnum):
+class CacheAction(StrEnum):
     status = "status"
     clear = "clear"
     stop = "stop"
@@ -75,13 +75,25 @@ def serve(
                flatout serve --listen 10.0.0.5:7070 --tls-cert server.pem --tls-key server.key
                              --data s3://bucket/imagenet --redis rediss://10.0.0.6:6379
     """
-    from flatout.app.serve import ServeOptions, print_look
-    from flatout.app.serve import serve as run_service
+    from flatout.commands.serve import ServeOptions, print_look
+    from flatout.commands.serve import serve as run_service
 
     chosen = ServeOptions(
-        capacity, threads, eviction.value, trace, listen, tuple(data or ()), tls_cert, tls_key, tls_ca, redis,
-        redis_password_file, ray, function, usd_per_hour,
-    )  # fmt: skip
+        capacity,
+        threads,
+        eviction.value,
+        trace,
+        listen,
+        tuple(data or ()),
+        tls_cert,
+        tls_key,
+        tls_ca,
+        redis,
+        redis_password_file,
+        ray,
+        function,
+        usd_per_hour,
+    )
     values = run_service(chosen, as_json)
     if as_json:
         print_json(values)
@@ -91,16 +103,16 @@ def serve(
 
 @app.command()
 def cache(
-    what: Annotated[Wish, typer.Argument(metavar="[clear|stop]", help="clear: empty it; stop: end the service.")] = (
-        Wish.status
-    ),
+    what: Annotated[
+        CacheAction, typer.Argument(metavar="[clear|stop]", help="clear: empty it; stop: end the service.")
+    ] = (CacheAction.status),
     as_json: Json = False,
 ) -> None:
     """Look into the cache of shared batches: hits, bytes, jobs, leases, rates.
 
     Examples:  flatout cache   |   flatout cache --json   |   flatout cache clear
     """
-    from flatout.app.serve import look, print_look
+    from flatout.commands.serve import look, print_look
 
     values = look(what)
     if as_json:

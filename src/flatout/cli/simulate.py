@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json
 from flatout.cli.output import print_json
 
@@ -23,8 +23,8 @@ def simulate(
 
     Examples:  flatout simulate recipes/simulations/shared.yaml   |   flatout simulate trace.jsonl --json
     """
-    from flatout.app.simulate import print_simulation
-    from flatout.app.simulate import simulate as run_simulation
+    from flatout.commands.simulate import print_simulation
+    from flatout.commands.simulate import simulate as run_simulation
 
     values = run_simulation(file)
     if as_json:

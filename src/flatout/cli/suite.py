@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Assignments, Json
 from flatout.cli.output import print_json
 
@@ -25,7 +25,7 @@ def suite(
 
     Example:  flatout suite recipes/suites/tiny-memory-time.yaml --set data.path=data/tiny-imagenet-40.tar
     """
-    from flatout.app.run_suite import print_suite, run_suite
+    from flatout.commands.suite import print_suite, run_suite
 
     result = run_suite(file, assignments or [], runs, as_json)
     if as_json:

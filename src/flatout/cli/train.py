@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from flatout.app.host_memory import require_start
-from flatout.app.lasting_output import leave
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
+from flatout.machine.available_memory import require_start
+from flatout.machine.lasting_output import leave
 
 
 @app.command()
@@ -50,8 +50,8 @@ def train(
         return
     require_start()
     gc.disable()  # it finds nothing in what imports leave, and takes a tenth of their time to look
-    from flatout.app.show import parse_assignments
-    from flatout.app.train_run import train_run
+    from flatout.commands.show import parse_assignments
+    from flatout.commands.train import train_run
 
     gc.freeze()
     gc.enable()
@@ -73,14 +73,14 @@ def _print(finished: Any, as_json: bool) -> None:
     if as_json:
         print_json(finished.summary)
     else:
-        from flatout.app.report_run import print_report  # not before it is needed
+        from flatout.commands.report import print_report  # not before it is needed
 
         print_report(finished)
 
 
 def _rehearse(config: Path, assignments: list[str], device: str, as_json: bool) -> None:
-    from flatout.app.rehearse import rehearse
-    from flatout.app.show import parse_assignments
+    from flatout.commands.rehearse import rehearse
+    from flatout.commands.show import parse_assignments
     from flatout.errors import RunFailed
 
     found = rehearse(config, parse_assignments(assignments), device)

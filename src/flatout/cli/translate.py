@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Json, RunPath
 from flatout.cli.output import print_json
 
@@ -29,7 +29,7 @@ def translate(
 
     Example: echo "A man rides a bicycle." | flatout translate runs/multi30k-small-cpu
     """
-    from flatout.app.translating import translate_file
+    from flatout.commands.translate import translate_file
 
     result = translate_file(run, file, reference, average, beam, length_penalty, device, quiet=as_json)
     if as_json:

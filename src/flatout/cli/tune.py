@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.main import app
+from flatout.cli.apps import app
 from flatout.cli.options import Assignments, ConfigPath, Json
 from flatout.cli.output import print_json
 
@@ -29,8 +29,8 @@ def tune(
 
     Examples:  flatout tune recipes/demo.yaml   |   flatout tune my.yaml --keep-batch --out fast.yaml
     """
-    from flatout.app.show import parse_assignments
-    from flatout.app.tune import tune_recipe
+    from flatout.commands.show import parse_assignments
+    from flatout.commands.tune import tune_recipe
 
     def say(text: str) -> None:
         if not as_json:
@@ -40,8 +40,15 @@ def tune(
     tuned = tune_recipe(config, parse_assignments(assignments or []), seconds, keep_batch, compile_too, target, say)
     if as_json:
         told = {"recipe": str(target), "gain": tuned.gain, "changes": tuned.changes, "grid": tuned.grid_size}
-        print_json({**told, "seconds": tuned.seconds, "chosen": asdict(tuned.chosen), "given": asdict(tuned.given),
-                    "trials": [asdict(each) for each in tuned.trials]})  # fmt: skip
+        print_json(
+            {
+                **told,
+                "seconds": tuned.seconds,
+                "chosen": asdict(tuned.chosen),
+                "given": asdict(tuned.given),
+                "trials": [asdict(each) for each in tuned.trials],
+            }
+        )
         return
     chosen, given = tuned.chosen, tuned.given
     sure = 100 * (chosen.spread + given.spread)

@@ -47,18 +47,25 @@ def fit_recipe(
         narrow = arithmetic_for(card, train.precision, train.tf32) == "amp"
         held = _held(work(narrow, train.checkpointing), setup)
         return {
-            "gpu": card.name, "memory_bytes": card.memory_bytes, "fits": held.fits(card.memory_bytes),
-            "peak_bytes": held.peak_bytes, "precision": "16 bits" if narrow else "32 bits",
+            "gpu": card.name,
+            "memory_bytes": card.memory_bytes,
+            "fits": held.fits(card.memory_bytes),
+            "peak_bytes": held.peak_bytes,
+            "precision": "16 bits" if narrow else "32 bits",
             "largest_batch": _largest(card, setup, narrow, train.checkpointing, work),
-        }  # fmt: skip
+        }
 
     first = arithmetic_for(cards[0], train.precision, train.tf32) == "amp"
     parts = _held(work(first, train.checkpointing), setup).to_dict()
     return {
-        "model": config.model.name, "batch": batch, "precision": "16 bits" if first else "32 bits", "parts": parts,
-        "cards": [on(card) for card in cards], "margin": MARGIN,
+        "model": config.model.name,
+        "batch": batch,
+        "precision": "16 bits" if first else "32 bits",
+        "parts": parts,
+        "cards": [on(card) for card in cards],
+        "margin": MARGIN,
         "basis": f"traced on fake tensors; workspace, context and fragments as on cards known; {MARGIN:.0%} to spare",
-    }  # fmt: skip
+    }
 
 
 def _held(work: Work | None, setup: Setup) -> Memory:

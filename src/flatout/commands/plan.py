@@ -60,14 +60,19 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "plan": self.identity, "recipe": self.recipe, "config_digest": self.digest, "made_unix": self.made_unix,
+            "plan": self.identity,
+            "recipe": self.recipe,
+            "config_digest": self.digest,
+            "made_unix": self.made_unix,
             "options": [each.to_dict() for each in self.options],
             "best": {
                 "cheapest": None if self.cheapest is None else self.cheapest.to_dict(),
                 "fastest": None if self.fastest is None else self.fastest.to_dict(),
             },
-            "frontier": [each.name for each in self.frontier], "data_basis": self.data_basis, "notes": list(self.notes),
-        }  # fmt: skip
+            "frontier": [each.name for each in self.frontier],
+            "data_basis": self.data_basis,
+            "notes": list(self.notes),
+        }
 
 
 def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], question: Question) -> Plan:
@@ -86,9 +91,17 @@ def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
         notes.append("--accuracy: epochs to an accuracy are not predicted without a run; epochs are the recipe's")
     made = time.time()
     plan = Plan(
-        config.name, config_digest(config), question, tuple(options), cheapest(options, deadline),
-        fastest(options, question.max_usd), tuple(frontier(options)), facts.samples.basis, tuple(notes), made,
-    )  # fmt: skip
+        config.name,
+        config_digest(config),
+        question,
+        tuple(options),
+        cheapest(options, deadline),
+        fastest(options, question.max_usd),
+        tuple(frontier(options)),
+        facts.samples.basis,
+        tuple(notes),
+        made,
+    )
     return replace(plan, identity=f"{plan.digest[:8]}-{int(made):x}")
 
 
@@ -125,13 +138,25 @@ def job_of(config: Config, facts: Facts, question: Question) -> Job:
     correction = None if question.measured is None else _correction(question.measured, config, works)
     workers = config.data.workers if isinstance(config.data.workers, int) else None
     return Job(
-        model=config.model.name.rpartition(":")[2], works=works, samples=facts.samples, batch=batch_of(config),
-        epochs=train.epochs, max_steps=train.max_steps, precision=train.precision, tf32=train.tf32,
-        channels_last=None if text else train.channels_last, checkpointing=train.checkpointing,
-        can_checkpoint=":" not in config.model.name, accumulate=train.accumulate,
-        sharded=config.parallel.mode == "fsdp", workers=workers, cached=not text and config.data.cache != "off",
-        nodes=question.nodes, validations=-(-train.epochs // config.validate_.every_epochs), correction=correction,
-    )  # fmt: skip
+        model=config.model.name.rpartition(":")[2],
+        works=works,
+        samples=facts.samples,
+        batch=batch_of(config),
+        epochs=train.epochs,
+        max_steps=train.max_steps,
+        precision=train.precision,
+        tf32=train.tf32,
+        channels_last=None if text else train.channels_last,
+        checkpointing=train.checkpointing,
+        can_checkpoint=":" not in config.model.name,
+        accumulate=train.accumulate,
+        sharded=config.parallel.mode == "fsdp",
+        workers=workers,
+        cached=not text and config.data.cache != "off",
+        nodes=question.nodes,
+        validations=-(-train.epochs // config.validate_.every_epochs),
+        correction=correction,
+    )
 
 
 def batch_of(config: Config) -> int:
@@ -149,7 +174,7 @@ def batch_of(config: Config) -> int:
 def side_of(config: Config) -> int:
     if config.task == "translation":
         return 0
-    from flatout.data.views import resolve_view
+    from flatout.data.pixels.views import resolve_view
 
     view = resolve_view(config.data.view, config.views)
     return max([view.size, *(size for _, size in view.sizes)])
@@ -202,7 +227,7 @@ def _unknown_machine(name: str, known: Sequence[Machine]) -> str:
 
 def _at_home(card: Card) -> tuple[Machine, Card]:
     """A card in this machine: its cores and memory are the ones at hand."""
-    from flatout.data.budgets import usable_cores
+    from flatout.machine.budgets import usable_cores
 
     cores = float(usable_cores())
     return Machine(f"{card.name} here", "own", card.name, 1, cores, None, None, None, None, "nvme", "here", "n/a"), card
@@ -210,7 +235,7 @@ def _at_home(card: Card) -> tuple[Machine, Card]:
 
 def _correction(directory: Path, config: Config, works: Any) -> Correction:
     """A run or probe of the same model on a known card: what its device took of what is estimated for that card."""
-    from flatout.app.predict import calibration_of
+    from flatout.commands.predict import calibration_of
     from flatout.planning.estimate import arithmetic_for, speed_of
     from flatout.runs import read_run
 

@@ -84,7 +84,7 @@ def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     """On the machine that the run says it was, else on a card of its device's name."""
     named = str(run.directory.resolve()) in plan.get("followed_by", [])
     same = named or run.summary.get("config_digest") in plan["config_digests"]
-    started = float(run.steps[0]["time_unix"]) if run.steps and run.steps[0].get("time_unix") else None
+    started = run.steps[0].time_unix if run.steps else None
     measured = (run.summary.get("throughput") or {}).get("samples_per_second")
     if not same or measured is None or (started is not None and started < plan["made_unix"]):
         return None
@@ -98,10 +98,14 @@ def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     option = options[0]
     planned = option["samples_per_second"]
     return {
-        "plan": plan["plan"], "machine": option["machine"], "run": run.name, "planned": planned["value"],
-        "measured": measured, "error": planned["value"] / measured - 1,
+        "plan": plan["plan"],
+        "machine": option["machine"],
+        "run": run.name,
+        "planned": planned["value"],
+        "measured": measured,
+        "error": planned["value"] / measured - 1,
         "inside": planned["low"] <= measured <= planned["high"],
-    }  # fmt: skip
+    }
 
 
 def write_page(plan: Mapping[str, Any], path: Path) -> None:

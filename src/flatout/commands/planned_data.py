@@ -74,7 +74,7 @@ def _text_facts(config: Config, given: Sizes | None, store: str) -> Facts:
     """A sample of text is a pair of average length; its preparation costs next to nothing."""
     count = given.samples if given is not None else 0
     if given is None:
-        from flatout.app.task_setup import open_task
+        from flatout.tasks.setup import open_task
 
         count = len(_or_sizes(config, lambda: open_task(config)).dataset.train)
     samples = Samples(count, 0, 4.0 * 2 * PAIR_TOKENS, 0.0, _TEXT_SECONDS, 0.0, f"{count:,} sentence pairs", store)
@@ -93,7 +93,7 @@ def _or_sizes(config: Config, opening):  # type: ignore[no-untyped-def]
 
 
 def _opened(config: Config, store: str) -> Facts:
-    from flatout.app.task_setup import open_task
+    from flatout.tasks.setup import open_task
 
     opened = _or_sizes(config, lambda: open_task(config))
     dataset = opened.dataset
@@ -110,16 +110,23 @@ def _opened(config: Config, store: str) -> Facts:
 
 def _made_up(config: Config, sizes: Sizes, store: str) -> Samples:
     """Pictures of the same size and bytes, decoded here."""
-    from flatout.data.views import resolve_view
+    from flatout.data.pixels.views import resolve_view
 
     view = resolve_view(config.data.view, config.views)
     key = {"sizes": asdict(sizes), "view": view.digest(), "measured": 1}
     costs = _kept(key, lambda: _measure_made_up(config, sizes))
     basis = f"{1e3 * costs.seconds:.2f} ms a sample, measured here on made-up JPEGs of {sizes.width} x {sizes.height}"
     return Samples(
-        sizes.samples, sizes.validation, sizes.bytes_each, costs.decode, costs.augment, costs.decoded_bytes, basis,
-        store, costs.core_factor,
-    )  # fmt: skip
+        sizes.samples,
+        sizes.validation,
+        sizes.bytes_each,
+        costs.decode,
+        costs.augment,
+        costs.decoded_bytes,
+        basis,
+        store,
+        costs.core_factor,
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ def _kept(key: dict[str, object], measure) -> Costs:  # type: ignore[no-untyped-
 
 def measure_costs(config: Config, decoded_bytes: float) -> Costs:
     """The loader's own path in this thread, by its processor time: what other processes do here does not count."""
-    from flatout.app.task_setup import open_source, open_task
+    from flatout.tasks.setup import open_task
 
     plain = {
         "data.workers": 0,
@@ -162,7 +169,7 @@ def measure_costs(config: Config, decoded_bytes: float) -> Costs:
     }
     alone = load_config(config.model_dump(mode="json", by_alias=True), plain).config
     opened = open_task(alone)
-    with closing(open_source(opened.recipe, alone.data, 0)) as source:
+    with closing(opened.open_source(opened.plan, alone.data, 0)) as source:
         batches, done = iter(source.epoch(0)), 0
         began, busy = time.monotonic(), time.process_time()
         while done < _LEAST_SAMPLES or time.monotonic() - began < _MEASURE_SECONDS:

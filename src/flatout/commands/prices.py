@@ -51,10 +51,16 @@ def print_machines(machines: Sequence[dict[str, Any]]) -> None:
         days = days_old(each["as_of"], today)
         old = f" ({days} days)" if days is not None and days > OLD_DAYS else ""
         table.add_row(
-            each["name"], each["cloud"], f"{each['gpus']} x {each['gpu']}", _known(each["vcpus"]),
-            f"{_known(each['memory_gib'])} GiB", _known(each["usd_per_hour"]), _known(each["spot_usd_per_hour"]),
-            each["region"], f"{each['as_of']}{old}",
-        )  # fmt: skip
+            each["name"],
+            each["cloud"],
+            f"{each['gpus']} x {each['gpu']}",
+            _known(each["vcpus"]),
+            f"{_known(each['memory_gib'])} GiB",
+            _known(each["usd_per_hour"]),
+            _known(each["spot_usd_per_hour"]),
+            each["region"],
+            f"{each['as_of']}{old}",
+        )
     Console(highlight=False).print(table)
 
 
@@ -64,9 +70,14 @@ def print_cards(cards: Sequence[dict[str, Any]]) -> None:
         table.add_column(name)
     for each in cards:
         table.add_row(
-            each["name"], each["architecture"], _known(each["memory_gb"]), _known(each["memory_gb_s"]),
-            _known(each["fp32_tflops"]), _known(each["fp16_tensor_tflops"]), _known(each["watts"]),
-        )  # fmt: skip
+            each["name"],
+            each["architecture"],
+            _known(each["memory_gb"]),
+            _known(each["memory_gb_s"]),
+            _known(each["fp32_tflops"]),
+            _known(each["fp16_tensor_tflops"]),
+            _known(each["watts"]),
+        )
     Console(highlight=False).print(table)
 
 

@@ -40,12 +40,21 @@ class Shape:
     def key(self, narrow: bool, checkpointing: bool) -> dict[str, Any]:
         model, train = self.config.model, self.config.train
         return {
-            "format": FORMAT, "torch": importlib.metadata.version("torch"), "task": self.config.task,
-            "flatout": importlib.metadata.version("flatout"), "model": model.model_dump(mode="json"),
-            "optimizer": train.optimizer, "momentum": train.momentum > 0, "channels_last": train.channels_last,
-            "classes": self.classes, "pixels": self.pixels, "narrow": narrow, "checkpointing": checkpointing,
-            "vocabulary": self.config.data.vocabulary.size, "packages": _package_versions(model.name),
-        }  # fmt: skip
+            "format": FORMAT,
+            "torch": importlib.metadata.version("torch"),
+            "task": self.config.task,
+            "flatout": importlib.metadata.version("flatout"),
+            "model": model.model_dump(mode="json"),
+            "optimizer": train.optimizer,
+            "momentum": train.momentum > 0,
+            "channels_last": train.channels_last,
+            "classes": self.classes,
+            "pixels": self.pixels,
+            "narrow": narrow,
+            "checkpointing": checkpointing,
+            "vocabulary": self.config.data.vocabulary.size,
+            "packages": _package_versions(model.name),
+        }
 
 
 def traced_work(shape: Shape, narrow: bool, checkpointing: bool) -> Work:
@@ -105,8 +114,8 @@ def _trace(shape: Shape, narrow: bool, checkpointing: bool) -> Work:
 def _image_job(config: Config, shape: Shape) -> Any:
     import torch
 
-    from flatout.data.views import resolve_view
-    from flatout.tasks.classification import Classification, Inputs
+    from flatout.data.pixels.views import resolve_view
+    from flatout.tasks.classification.task import Classification, Inputs
 
     view = resolve_view(config.data.view, config.views)
     task = Classification(config, shape.classes, view, view)
@@ -122,7 +131,7 @@ def _text_job(config: Config) -> Any:
     import torch
     from torch.nn import functional as F
 
-    from flatout.tasks.models.transformer import build_transformer
+    from flatout.tasks.translation.transformer import build_transformer
 
     model, words = config.model, config.data.vocabulary.size
 

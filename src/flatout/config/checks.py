@@ -3,42 +3,27 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from flatout import plugins
 from flatout.config.schema import Config, CostConfig, NodeCostConfig
+from flatout.config.tasks import TASKS
 
+_LIBRARY_MODELS = ("timm:", "torchvision:")  # look like package:Name and are not: they are made by name
 _LEAST_COMPILED_BUCKET = 2**20  # the first bucket of DDP, which must be the smallest
 _DEFAULTS = Config().model_dump(mode="json", by_alias=True)
 
-_TASK_KEYS = {
-    "classification": (
-        "data.view", "data.eval_view", "data.batch_size", "data.classes", "data.samples_per_class", "data.cache",
-        "data.stage", "data.memory", "data.shared", "data.worker_kind", "views", "model.stem", "train.channels_last",
-        "validate.batch_size", "emulated",
-    ),
-    "translation": (
-        "data.source_language", "data.target_language", "data.batch_tokens", "data.max_tokens", "data.vocabulary",
-        "model.dropout", "model.pre_norm", "validate.beam",
-    ),
-}  # fmt: skip
-# what a key is by default where classification's own default makes no sense
-TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "translation": {
-        "model.name": "transformer-small", "train.optimizer": "adamw", "train.lr": 1e-3, "train.beta2": 0.98,
-        "train.weight_decay": 0.0, "train.schedule": "inverse-sqrt", "checkpoint.metric": "bleu",
-    },
-}  # fmt: skip
-_TASK_METRICS = {
-    "classification": ("top1", "top5", "val_loss", "train_loss"),
-    "translation": ("bleu", "val_loss", "train_loss"),
-}
-
 
 def _only_for(task: str) -> tuple[Callable[[Config], bool], str]:
-    return lambda config: config.task == task, f"task is {task}"
+    """Used by that task, and by tasks of the user's own, of which nobody here knows what they read."""
+    return lambda config: config.task == task or config.task not in TASKS, f"task is {task}"
 
 
 # key (or section) -> (is it used?, when it would be)
 _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "emulated": (lambda c: c.device == "emulated", "device is emulated"),
+    "model.options": (
+        lambda c: plugins.is_user_code("models", c.model.name) and not c.model.name.startswith(_LIBRARY_MODELS),
+        "model.name is user code",
+    ),
     "train.momentum": (lambda c: c.train.optimizer == "sgd", "train.optimizer is sgd"),
     "train.warmup_epochs": (lambda c: c.train.warmup_steps is None, "train.warmup_steps is not set"),
     "train.beta2": (lambda c: c.train.optimizer != "sgd", "train.optimizer is adamw or lamb"),
@@ -96,7 +81,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "monitor.interface": (lambda c: c.monitor.interval_seconds is not None, "monitor.interval_seconds is not null"),
     "stop.max_usd": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
 }
-_RULES = [*_USED.items(), *((key, _only_for(task)) for task, keys in _TASK_KEYS.items() for key in keys)]
+_RULES = [*_USED.items(), *((key, _only_for(spec.name)) for spec in TASKS.values() for key in spec.keys)]
 
 
 def find_unused(config: Config, set_keys: Mapping[str, Any]) -> Iterator[str]:
@@ -104,7 +89,7 @@ def find_unused(config: Config, set_keys: Mapping[str, Any]) -> Iterator[str]:
     for key, value in set_keys.items():
         for prefix, (used, when) in _RULES:
             inside = key == prefix or key.startswith(prefix + ".")
-            if inside and not used(config) and value not in _defaults(key, config.task):
+            if inside and value not in _defaults(key, config.task) and not used(config):
                 yield f"{key} is {value!r} but nothing uses it: it takes effect only when {when}; remove it or set that"
 
 
@@ -132,9 +117,11 @@ def find_wrong_combinations(config: Config) -> Iterator[str]:
             )
     if config.train.precision == "fp16" and config.device in ("cpu", "emulated"):
         yield f"train.precision is fp16 but device is {config.device}, which has no fp16 training; use bf16 or fp32"
-    if config.device == "emulated" and config.task != "classification":
-        yield f"device is emulated but task is {config.task}: its steps depend on sentence lengths; use cpu or cuda"
-    if config.checkpoint.metric not in (metrics := _TASK_METRICS[config.task]):
+    own = config.task not in TASKS  # a task of the user's own
+    if config.device == "emulated" and (own or config.spec.not_emulated is not None):
+        why = "its steps are its own" if own else config.spec.not_emulated
+        yield f"device is emulated but task is {config.task}: {why}; use cpu or cuda"
+    if config.checkpoint.metric not in (metrics := config.spec.metrics) and not own:
         yield f"checkpoint.metric is {config.checkpoint.metric}, but {config.task} has {', '.join(metrics)}"
     for key, nodes in _paid_nodes(config).items():
         if nodes.instance is not None and nodes.usd_per_hour is not None:
@@ -180,4 +167,4 @@ def _defaults(key: str, task: str) -> tuple[Any, Any]:
     value: Any = _DEFAULTS
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value, TASK_DEFAULTS.get(task, {}).get(key, value)
+    return value, TASKS[task].defaults.get(key, value)

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flatout.config.checks import TASK_DEFAULTS, find_unused, find_wrong_combinations
+from flatout.config.checks import find_unused, find_wrong_combinations
 from flatout.config.schema import Config, ViewConfig
+from flatout.config.tasks import spec_of
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, parse_yaml, read_yaml, shortened
 
@@ -52,7 +53,7 @@ def _fill_in_for_task(values: dict[str, Any]) -> dict[str, str]:
     """Defaults that depend on what is learned, for keys that are not set; returns where they came from."""
     task = values.get("task")
     filled = {}
-    for key, value in (TASK_DEFAULTS.get(task, {}) if isinstance(task, str) else {}).items():
+    for key, value in spec_of(task).defaults.items():
         if _lookup(values, key) is None and isinstance(values.get(key.split(".")[0], {}), dict):
             _assign(values, key, value)
             filled[key] = f"task {task}"

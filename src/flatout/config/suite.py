@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from flatout.config.schema import Section
+from flatout.config.sections.fields import Section
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, read_yaml
 
@@ -79,12 +79,15 @@ def load_suite(path: Path, overrides: Mapping[str, Any]) -> Suite:
             raise ConfigError(f"--set {key} would make the experiments of {path} equal: they differ in it")
     experiments = tuple(
         Experiment(
-            name, _folder(name, repeat, config.repeats), comment, {**config.set, **changes, **overrides},
+            name,
+            _folder(name, repeat, config.repeats),
+            comment,
+            {**config.set, **changes, **overrides},
             f"{group} {repeat}",
         )
         for repeat in range(config.repeats)
         for name, group, comment, changes in _combinations(config)
-    )  # fmt: skip
+    )
     folders = [each.folder for each in experiments]
     for folder in folders:
         if folders.count(folder) > 1:

@@ -14,6 +14,16 @@ from flatout.cost.ledger import (
 )
 
 __all__ = [
-    "Catalogue", "CostLine", "Ledger", "Price", "SpendRates", "Usage", "hourly_rate_usd", "load_catalogue",
-    "rounded_lines", "run_usage", "spend_rates", "usage_cost",
-]  # fmt: skip
+    "Catalogue",
+    "CostLine",
+    "Ledger",
+    "Price",
+    "SpendRates",
+    "Usage",
+    "hourly_rate_usd",
+    "load_catalogue",
+    "rounded_lines",
+    "run_usage",
+    "spend_rates",
+    "usage_cost",
+]

@@ -118,7 +118,7 @@ def _figures(values: Mapping[str, Any], path: Path, source: str) -> Iterator[tup
             if section == "instances":
                 numbers = {figure: number for figure, number in numbers.items() if figure not in _INSTANCE_TEXTS}
             for figure, number in numbers.items():
-                price = Price(_number(number, path, f"{where}.{figure}"), str(as_of), source)
+                price = Price(_checked_price(number, path, f"{where}.{figure}"), str(as_of), source)
                 yield (str(region), str(section), str(name), str(figure)), price
 
 
@@ -131,7 +131,7 @@ def _mapping(value: Any, path: Path, key: str) -> Mapping[Any, Any]:
     return value
 
 
-def _number(value: Any, path: Path, key: str) -> float:
+def _checked_price(value: Any, path: Path, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ConfigError(f"price file {path}: {key} is {reprlib.repr(value)}; write a number such as 0.526")
     return float(value)

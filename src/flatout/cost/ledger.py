@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flatout.cost.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from flatout.config.schema import CostConfig, NodeCostConfig
 
-    Nodes = CostConfig | NodeCostConfig
+    Nodes: TypeAlias = CostConfig | NodeCostConfig
 
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_MONTH = 730 * SECONDS_PER_HOUR  # how clouds turn a month's price into an hour's

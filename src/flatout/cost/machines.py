@@ -68,9 +68,15 @@ def _from_row(row: Mapping[str, str]) -> Machine:
     numbers = {name: float(row[name]) if row[name] else None for name in _NUMBERS}
     disk = row["local_disk"] or None
     return Machine(
-        row["instance"], row["cloud"], row["gpu"], int(row["gpus"]), **numbers, local_disk=disk, region=row["region"],
+        row["instance"],
+        row["cloud"],
+        row["gpu"],
+        int(row["gpus"]),
+        **numbers,
+        local_disk=disk,
+        region=row["region"],
         as_of=row["as_of"],
-    )  # fmt: skip
+    )
 
 
 def _from_entry(
@@ -132,20 +138,41 @@ def _skypilot_entry(row: Mapping[str, str], dated: str) -> dict[str, Any] | None
     if not row["InstanceType"] or not row["AcceleratorName"] or price is None or not count:
         return None
     told = {
-        "gpu": card_name(row["AcceleratorName"]), "gpus": int(count), "usd_per_hour": price,
-        "spot_usd_per_hour": number("SpotPrice"), "vcpus": number("vCPUs"), "memory_gib": number("MemoryGiB"),
-        "region": row.get("Region") or "unknown", "as_of": dated,
-    }  # fmt: skip
+        "gpu": card_name(row["AcceleratorName"]),
+        "gpus": int(count),
+        "usd_per_hour": price,
+        "spot_usd_per_hour": number("SpotPrice"),
+        "vcpus": number("vCPUs"),
+        "memory_gib": number("MemoryGiB"),
+        "region": row.get("Region") or "unknown",
+        "as_of": dated,
+    }
     return {name: value for name, value in told.items() if value is not None}
 
 
 _CARD_NAMES = {
-    "A100": "A100 40GB SXM4", "A100-80GB": "A100 80GB SXM4", "A100-80GB-SXM": "A100 80GB SXM4", "A6000": "RTX A6000",
-    "GH200": "GH200 96GB", "H100": "H100 SXM5", "H100-SXM": "H100 SXM5", "H100-NVL": "H100 NVL", "H200": "H200 SXM",
-    "H200-SXM": "H200 SXM", "P100": "P100 PCIe 16GB", "V100": "V100 16GB", "V100-32GB": "V100 32GB",
-    "RTX3090": "RTX 3090", "RTX4090": "RTX 4090", "RTX5090": "RTX 5090", "RTX6000": "RTX 6000",
-    "RTX6000-Ada": "RTX 6000 Ada", "RTXA4000": "RTX A4000", "RTXA5000": "RTX A5000", "RTXA6000": "RTX A6000",
-}  # fmt: skip
+    "A100": "A100 40GB SXM4",
+    "A100-80GB": "A100 80GB SXM4",
+    "A100-80GB-SXM": "A100 80GB SXM4",
+    "A6000": "RTX A6000",
+    "GH200": "GH200 96GB",
+    "H100": "H100 SXM5",
+    "H100-SXM": "H100 SXM5",
+    "H100-NVL": "H100 NVL",
+    "H200": "H200 SXM",
+    "H200-SXM": "H200 SXM",
+    "P100": "P100 PCIe 16GB",
+    "V100": "V100 16GB",
+    "V100-32GB": "V100 32GB",
+    "RTX3090": "RTX 3090",
+    "RTX4090": "RTX 4090",
+    "RTX5090": "RTX 5090",
+    "RTX6000": "RTX 6000",
+    "RTX6000-Ada": "RTX 6000 Ada",
+    "RTXA4000": "RTX A4000",
+    "RTXA5000": "RTX A5000",
+    "RTXA6000": "RTX A6000",
+}
 
 
 def card_name(catalogue_name: str) -> str:

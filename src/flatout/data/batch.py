@@ -2,20 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.draws import Mix
+from flatout.data.pixels.draws import Mix
 from flatout.storage.counters import StoreCounters
 
 if TYPE_CHECKING:
     import torch
 
+    from flatout.decisions import Change
+    from flatout.decisions.loading import DataDecisions
+
 
 @dataclass
-class StageSeconds:
+class LoadStats:
     """What preparing a batch took, summed over whoever did it in parallel."""
 
     fetch: float = 0.0
@@ -28,7 +31,7 @@ class StageSeconds:
     store_requests: int = 0  # to an object store, retries included
     store_bytes: int = 0
 
-    def add(self, other: "StageSeconds") -> None:
+    def add(self, other: "LoadStats") -> None:
         mine = vars(self)
         for name, value in vars(other).items():
             mine[name] += value
@@ -70,7 +73,7 @@ class Prepared:
     sample_ids: NDArray[np.int64]
     mix: Mix | None
     failures: list[Failure]
-    stages: StageSeconds
+    stages: LoadStats
     work: list[Work] = field(default_factory=list)
     digested: Digested | None = None
 
@@ -86,7 +89,7 @@ class Batch:
     sample_ids: "torch.Tensor"
     mix: Mix | None = None
     failures: list[Failure] = field(default_factory=list)
-    stages: StageSeconds = field(default_factory=StageSeconds)
+    stages: LoadStats = field(default_factory=LoadStats)
     whole_ids: "torch.Tensor | None" = None  # of the global batch, unusable ones included, where this is a slice of it
 
 
@@ -155,10 +158,16 @@ class BatchSource(Protocol):
     batches_per_epoch: int
     samples: int
     notes: tuple[str, ...]  # what was chosen, and why
-    resolved: dict[str, Any]  # the same as JSON values, by what was decided
+    decided: "DataDecisions | None"  # the same as a value; None where nobody decides
+    changes: "list[Change]"  # of what was decided, while it runs; only ever appended to
     quarantine: dict[int, Failure]
-    stages: StageSeconds
+    stages: LoadStats
     memory_bytes: int  # at most, for batches and what is kept
+
+    @property
+    def stage_is_full(self) -> str | None:
+        """Why no more samples are staged on the local disk; None while there is room, and where nothing is staged."""
+        ...
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]: ...
 

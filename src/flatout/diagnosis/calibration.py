@@ -6,9 +6,10 @@ import statistics
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
+from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.model.device import DeviceTime, fit_device_time
-from flatout.diagnosis.signals import Signals, Step
+from flatout.diagnosis.signals import Signals
+from flatout.runs.steps import StepRow
 
 _CONTENTION = 0.15
 """Each further core that decodes slows the others by up to this share (caches, hyper-threads), unless measured."""
@@ -37,7 +38,7 @@ class Settings:
     """Batches prepared ahead; None is enough for every worker."""
 
     @property
-    def hands(self) -> int:
+    def active_workers(self) -> int:
         """Workers that can be at work at once."""
         return self.workers if self.prefetch is None else min(self.workers, self.prefetch)
 
@@ -99,7 +100,7 @@ class Calibration:
     """What a batch is cut by, where it is not samples; settings.batch_size is then the mean batch."""
     cache_choice: CacheChoice | None = None
     sample_state: str = DECODED_EACH_EPOCH
-    """In which of the states of cache_choice.py the seconds of a sample above were measured."""
+    """In which of the states of decisions/caching.py the seconds of a sample above were measured."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,9 +118,9 @@ class Calibration:
 
 def calibrate(signals: Signals, settings: Settings) -> Calibration:
     """From a run's own records. The short last batch of an epoch is a second point for the device's line."""
-    steps = signals.warm_steps
-    count = max(1, signals.steps_done)
-    computing = (signals.part("forward") + signals.part("backward")) / count
+    steps = signals.step.warm
+    count = max(1, signals.step.done)
+    computing = (signals.time.computing_seconds) / count
     exchanging = (signals.ranks.communication_seconds or 0.0) if signals.ranks else 0.0
     warm_own = statistics.fmean(step.own_seconds for step in steps) - exchanging if steps else computing
     device = _device_time(signals, computing, warm_own)
@@ -130,111 +131,117 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
     return Calibration(
         settings=settings,
         device=device,
-        device_kind=signals.device_kind,
-        cores=max(1.0, signals.cores - signals.other_cores),
-        threads=signals.threads,
+        device_kind=signals.device.kind,
+        cores=max(1.0, signals.host.cores - signals.host.other_cores),
+        threads=signals.host.threads,
         step_extra_seconds=extra,
-        between_seconds=(signals.part("other") + signals.part("unattributed")) / count,
+        between_seconds=(signals.time.part("other") + signals.time.part("unattributed")) / count,
         fetch_seconds=0.0 if load is None else load.fetch_seconds / per_sample,
         decode_seconds=0.0 if load is None else load.decode_seconds / per_sample,
         augment_seconds=work,
         bytes_per_sample=_bytes_per_sample(signals),
-        remote=signals.remote,
+        remote=signals.input.remote,
         fetchers=_fetchers(signals),
         samples_per_epoch=_samples_per_epoch(signals),
         startup_seconds=signals.startup_seconds,
-        validation_seconds=signals.part("validation") / max(1, signals.validations),
-        checkpoint_seconds=signals.part("checkpoint") / max(1, signals.checkpoints),
-        step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * signals.other_cores,
-        request_seconds=signals.store.request_seconds_p50 if signals.store else None,
-        store_latency_seconds=signals.store.request_seconds_p05 if signals.store else None,
-        quiet_extra_seconds=_quiet_extra(signals, extra) if signals.fetchers else None,
+        validation_seconds=signals.time.part("validation") / max(1, signals.time.validations),
+        checkpoint_seconds=signals.time.part("checkpoint") / max(1, signals.time.checkpoints),
+        step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * signals.host.other_cores,
+        request_seconds=signals.input.store.request_seconds_p50 if signals.input.store else None,
+        store_latency_seconds=signals.input.store.request_seconds_p05 if signals.input.store else None,
+        quiet_extra_seconds=_quiet_extra(signals, extra) if signals.input.fetchers else None,
         gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
         buckets=signals.ranks.buckets if signals.ranks else (),
         link_latency_seconds=signals.ranks.latency_seconds if signals.ranks else 0.0,
-        world_size=signals.ranks.world_size if signals.ranks else 1,
+        world_size=signals.world_size,
         communication_seconds=exchanging,
-        usd_per_hour=signals.usd_per_hour,
-        memory_bytes=signals.device_memory_peak_bytes,
-        measured_workers=signals.workers,
+        usd_per_hour=signals.cost.usd_per_hour,
+        memory_bytes=signals.device.memory_peak_bytes,
+        measured_workers=signals.input.workers,
         cold_extra_seconds=_cold_extra(signals),
         epoch_gap_seconds=_epoch_gap(signals),
-        batch_tokens=signals.batch_tokens,
-        cache_choice=signals.cache_choice,
+        batch_tokens=signals.recipe.batch_tokens,
+        cache_choice=signals.input.cache_choice,
         sample_state=_sample_state(signals),
-    )  # fmt: skip
+    )
 
 
 def _sample_state(signals: Signals) -> str:
     """Of the warm steps: where there is but one epoch, it fills the cache, unless an earlier run had filled it."""
-    if not signals.fills_cache:
+    if not signals.input.fills_cache:
         return DECODED_EACH_EPOCH
-    found_kept = (signals.cache_hits or 0) > (signals.cache_misses or 0)
+    found_kept = (signals.input.cache_hits or 0) > (signals.input.cache_misses or 0)
     return KEPT if found_kept or len({step.epoch for step in signals.steps}) > 1 else FILLING
 
 
 def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceTime:
     """An emulated device is what it is set to; else full and short batches, where an epoch ends with a short one."""
-    forward, backward = signals.part("forward"), signals.part("backward")
+    forward, backward = signals.time.part("forward"), signals.time.part("backward")
     share = forward / (forward + backward) if forward + backward > 0 else 1 / 3
-    if signals.checkpointing:  # the recomputed forward pass is counted as backward
+    if signals.recipe.checkpointing:  # the recomputed forward pass is counted as backward
         share = forward / backward if backward > 0 else 1 / 3
-    if signals.emulated_base_seconds is not None and signals.emulated_seconds_per_sample is not None:
-        return DeviceTime(signals.emulated_base_seconds, signals.emulated_seconds_per_sample, share)
+    if signals.device.emulated_base_seconds is not None and signals.device.emulated_seconds_per_sample is not None:
+        return DeviceTime(signals.device.emulated_base_seconds, signals.device.emulated_seconds_per_sample, share)
     points = [(signals.batch, min(computing, warm_own))]
-    short = [step for step in signals.warm_steps if step.samples < 0.8 * signals.batch_size]
-    full = [step for step in signals.warm_steps if step.samples == signals.batch_size]
-    if len(short) >= _LEAST_SHORT_STEPS and full and signals.batch_tokens is None:
+    short = [step for step in signals.step.warm if step.samples < 0.8 * signals.recipe.batch_size]
+    full = [step for step in signals.step.warm if step.samples == signals.recipe.batch_size]
+    if len(short) >= _LEAST_SHORT_STEPS and full and signals.recipe.batch_tokens is None:
         around = statistics.median(step.own_seconds for step in full) - min(computing, warm_own)
         points = [
-            (signals.batch_size, statistics.median(step.own_seconds for step in full) - around),
+            (signals.recipe.batch_size, statistics.median(step.own_seconds for step in full) - around),
             (
                 statistics.fmean(step.samples for step in short),
                 statistics.median(step.own_seconds for step in short) - around,
             ),
         ]
     device = fit_device_time(points, share)
-    return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.accumulate)
+    return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.recipe.accumulate)
 
 
 def _quiet_extra(signals: Signals, extra: float) -> float | None:
     """Beside an accelerator, all that the loop does by itself is its thread's CPU time: the rest it was kept waiting,
     for a core or for the interpreter."""
-    known = [step.cpu_seconds for step in signals.warm_steps if step.cpu_seconds is not None]
-    return min(extra, statistics.fmean(known)) if known and signals.device_kind != "cpu" else None
+    known = [step.cpu_seconds for step in signals.step.warm if step.cpu_seconds is not None]
+    return min(extra, statistics.fmean(known)) if known and signals.device.kind != "cpu" else None
 
 
 def _fetchers(signals: Signals) -> float:
     """As many as were at work on average, where the store set the pace: its own limits count in."""
-    if signals.fetchers and signals.load is not None and signals.starved and signals.fetch_bound:
-        return max(1.0, min(float(signals.fetchers), signals.load.fetch_seconds / signals.step_seconds))
-    return float(signals.fetchers)
+    if signals.input.fetchers and signals.load is not None and signals.step.starved and signals.fetch_bound:
+        return max(1.0, min(float(signals.input.fetchers), signals.load.fetch_seconds / signals.step.seconds))
+    return float(signals.input.fetchers)
 
 
 def _cold_extra(signals: Signals) -> float:
-    if signals.cold_ratio is None or signals.cold_ratio <= 1.3:
+    if signals.step.cold_ratio is None or signals.step.cold_ratio <= 1.3:
         return 0.0
     first = [step for step in signals.steps if step.epoch == signals.steps[0].epoch]
-    return sum(max(0.0, step.wait_seconds - signals.wait_seconds) for step in first)
+    return sum(max(0.0, step.wait_seconds - signals.step.wait_seconds) for step in first)
 
 
 def _epoch_gap(signals: Signals) -> float:
     starts = [step for step in signals.steps if step.batch_index == 0 and step.epoch != signals.steps[0].epoch]
-    return max(0.0, statistics.fmean(step.wait_seconds for step in starts) - signals.wait_seconds) if starts else 0.0
+    return (
+        max(0.0, statistics.fmean(step.wait_seconds for step in starts) - signals.step.wait_seconds) if starts else 0.0
+    )
 
 
 def _bytes_per_sample(signals: Signals) -> float:
-    return signals.bytes_read / signals.samples_loaded if signals.bytes_read and signals.samples_loaded else 0.0
+    return (
+        signals.input.bytes_read / signals.input.samples_loaded
+        if signals.input.bytes_read and signals.input.samples_loaded
+        else 0.0
+    )
 
 
 def _samples_per_epoch(signals: Signals) -> int:
     totals: dict[int, int] = {}
     for step in signals.steps:
         totals[step.epoch] = totals.get(step.epoch, 0) + step.samples
-    return max(totals.values(), default=signals.batch_size)
+    return max(totals.values(), default=signals.recipe.batch_size)
 
 
-def _step_error(steps: tuple[Step, ...]) -> float:
+def _step_error(steps: tuple[StepRow, ...]) -> float:
     """Standard error of the mean step, never below what two equal runs differ by."""
     if len(steps) < 3:
         return 0.15

@@ -10,9 +10,24 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.signals import Signals
 
 CAUSES = (
-    "compute", "data-workers", "data-decode", "data-augment", "data-fetch", "copy", "network", "straggler", "memory",
-    "checkpoint", "validation", "startup", "epoch-start", "host", "labels", "diverged", "unexplained",
-)  # fmt: skip
+    "compute",
+    "data-workers",
+    "data-decode",
+    "data-augment",
+    "data-fetch",
+    "copy",
+    "network",
+    "straggler",
+    "memory",
+    "checkpoint",
+    "validation",
+    "startup",
+    "epoch-start",
+    "host",
+    "labels",
+    "diverged",
+    "unexplained",
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
+    """One cause, or one piece of advice."""
+
     id: str
     cause: str | None
     """One of CAUSES; None for advice that explains no time."""
@@ -47,7 +64,7 @@ class Finding:
 
 def run_gain(signals: Signals, saved: Interval) -> Interval:
     """Seconds saved of the whole run as a factor on its speed."""
-    wall = signals.wall_seconds
+    wall = signals.time.wall_seconds
 
     def factor(seconds: float) -> float:
         return wall / max(wall - seconds, 0.02 * wall) if wall > 1e-9 else 1.0
@@ -65,16 +82,16 @@ def saving(
     saved: Interval,
 ) -> Finding:
     """A finding about time; its dollars are those of the saved seconds."""
-    usd = None if signals.usd_per_hour is None else saved.value / 3600 * signals.usd_per_hour
+    usd = None if signals.cost.usd_per_hour is None else saved.value / 3600 * signals.cost.usd_per_hour
     return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd)
 
 
 def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:
     """Seconds of the run saved if every warm step took `new_step_seconds`, give or take."""
-    steps = len(signals.warm_steps)
+    steps = len(signals.step.warm)
 
     def saved(seconds: float) -> float:
-        return max(0.0, (signals.step_seconds - seconds) * steps)
+        return max(0.0, (signals.step.seconds - seconds) * steps)
 
     return Interval(
         saved(new_step_seconds), saved(new_step_seconds * (1 + error)), saved(new_step_seconds * (1 - error))
@@ -82,4 +99,5 @@ def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15)
 
 
 def percent(share: float) -> str:
+    """A share of 1 in words."""
     return f"{100 * share:.0f} %"

@@ -2,131 +2,136 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.analysis.rank_spans import RankSpans, read_rank_spans
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
-from flatout.diagnosis.cache_choice import CacheChoice
-from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
+from flatout.decisions import Resolved
+from flatout.decisions.document import most_of, read_decisions
+from flatout.decisions.older_runs import assume
+from flatout.diagnosis.signal_groups import (
+    CostSignals,
+    DeviceSignals,
+    Epoch,
+    HostSignals,
+    InputSignals,
+    LearningSignals,
+    RankSignals,
+    RecipeSignals,
+    SharedBatches,
+    StoreRequests,
+    TimeSignals,
+)
+from flatout.diagnosis.signals import Signals
 from flatout.errors import UserError
-from flatout.runs import Run
-from flatout.runs.directory import read_json, read_table
-from flatout.untrusted import number as _number
-from flatout.untrusted import read_json_lines
+from flatout.runs import Run, RunDirectory
+from flatout.runs.directory import read_json
+from flatout.runs.steps import StepRow, parse_float
+from flatout.untrusted import number
 
-_FETCHERS = 4  # of data/loader.py: threads that wait for a store beside the workers
 _BEFORE_EXCHANGE = ("data_wait", "copy", "forward", "backward")
-_LOADS = ("fetch", "decode", "augment", "collate")
 
 
 def read_signals(run: Run) -> Signals:
     """Everything the run's directory says that a rule may want to know."""
-    summary, config = run.summary, run.config
-    data, time = _section(summary, "data"), _section(summary, "time")
-    lanes, seen_workers = _lanes(run.directory)
-    steps = tuple(step for step in map(_step, run.steps) if step.seconds > 0)
+    directory = RunDirectory(run.directory)
+    spans = [read_rank_spans(directory.rank_spans(rank)) for rank in range(_world_size(run))]
+    steps = tuple(step for step in run.steps if step.seconds > 0)
     epochs = tuple(map(_epoch, run.epochs))
+    kind = _section(run.environment, "device").get("kind") or run.config.get("device") or "cpu"
+    document = read_json(run.directory / "resolved.json")
+    decided = read_decisions(document, assume(run.config, kind, _cores(run), _world_size(run), spans[0].workers))
     return Signals(
-        wall_seconds=time.get("wall_seconds") or 0.0,
-        parts=time.get("parts") or {},
-        status=run.status,
-        cause=summary.get("cause"),
+        time=_time(run, epochs, spans[0]),
         steps=steps,
-        epochs=epochs,
-        classes=_classes(run),
-        fetch_seconds=data.get("fetch_seconds"),
-        decode_seconds=data.get("decode_seconds"),
-        augment_seconds=data.get("augment_seconds"),
-        bytes_read=data.get("bytes_read"),
-        dataset_bytes=data.get("dataset_bytes"),
-        cache_hits=data.get("cache_hits"),
-        cache_misses=data.get("cache_misses"),
-        cache_choice=CacheChoice.from_dict(read_json(run.directory / "resolved.json").get("cache")),
-        samples_loaded=_samples_loaded(summary, steps, epochs),
-        validations=sum(epoch.val_loss is not None for epoch in epochs),
-        checkpoints=_span_count(run.directory, "checkpoint"),
-        device_memory_peak_bytes=_section(summary, "device_use").get("memory_peak_bytes"),
-        device_memory_total_bytes=_gpu(summary).get("memory_bytes"),
-        flops_share=_section(summary, "device_use").get("flops_share"),
-        import_seconds=time.get("import_seconds"),
-        startup_parts=time.get("startup_parts") or {},
-        usd_per_hour=_usd_per_hour(summary),
-        spot_usd_per_hour=_spot_usd_per_hour(_section(config, "cost")),
-        store=_store(data),
-        shared=_shared(_section(summary, "shared")),
-        system=_system(run.directory, _gpu(summary).get("sm_clock_max_mhz")),
-        memory_total_bytes=run.environment.get("memory_bytes"),
-        ranks=_ranks(run),
-        **{
-            **_from_config(config, run.environment, seen_workers, summary.get("world_size") or 1),
-            **_token_batches(config, steps),
-        },
-        **lanes,
+        status=run.status,
+        cause=run.summary.get("cause"),
+        recipe=_recipe(run, decided, steps),
+        input=_input(run, document, decided, steps, epochs, spans[0]),
+        device=_device(run, kind),
+        host=_host(run, decided),
+        learning=LearningSignals(epochs, _classes(run)),
+        cost=_cost(run),
+        ranks=_ranks(run, spans),
     )
 
 
-def _token_batches(config: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
-    """Of a run whose batches are cut by tokens: the size of a batch is what it had on average."""
-    if config.get("task") != "translation" or not steps:
-        return {}
-    mean = sum(step.samples for step in steps) / len(steps)
-    return {"batch_tokens": _section(config, "data").get("batch_tokens"), "batch_size": max(1, round(mean))}
+def _world_size(run: Run) -> int:
+    return int(run.summary.get("world_size") or 1)
 
 
-def _from_config(
-    config: Mapping[str, Any], environment: Mapping[str, Any], seen_workers: int, world_size: int
-) -> dict[str, Any]:
-    data, train = _section(config, "data"), _section(config, "train")
-    device = _section(environment, "device").get("kind") or config.get("device") or "cpu"
-    cores = _section(environment, "cpu").get("cores_usable") or 1
-    workers = seen_workers or workers_of(data.get("workers"), device, cores)
-    workers = data["workers"] if isinstance(data.get("workers"), int) else workers
-    remote = "://" in str(data.get("path") or "")
-    kind = str(data.get("worker_kind") or "auto")
-    fetchers = _FETCHERS if remote and workers and kind != "process" else 0
-    prefetch = data.get("prefetch")
-    emulated = _section(config, "emulated") if device == "emulated" else {}
-    threads = config.get("threads")
-    whole = data.get("global_batch")
-    batch = data.get("batch_size") or 1 if whole is None else max(1, round(whole / world_size))
-    return {
-        "device_kind": device,
-        "cores": cores,
-        "threads": threads if isinstance(threads, int) else cores,
-        "batch_size": batch,
-        "global_batch": data.get("global_batch"),
-        "epochs_planned": train.get("epochs") or 1,
-        "steps_planned": train.get("max_steps"),
-        "workers": workers,
-        "worker_kind": "process" if kind == "process" else "thread",
-        "fetchers": fetchers,
-        "prefetch": prefetch if isinstance(prefetch, int) else max(1, 2 * workers + fetchers),
-        "remote": remote,
-        "staged": remote and data.get("stage") != "off" and kind != "process",
-        "cache": data.get("cache") or "off",
-        "python_augment": _colours_in_python(config),
-        "emulated_base_seconds": emulated.get("base_seconds"),
-        "emulated_seconds_per_sample": emulated.get("seconds_per_sample"),
-        "precision": train.get("precision") or "fp32",
-        "channels_last": bool(train.get("channels_last")),
-        "compiled": bool(train.get("compile")),
-        "checkpointing": bool(train.get("checkpointing")),
-        "accumulate": train.get("accumulate") or 1,
-        "log_every": train["log_every"] if isinstance(train.get("log_every"), int) else 1 if device == "cpu" else 10,
-        "validate_every": _section(config, "validate").get("every_epochs") or 1,
-        "checkpoint_every_steps": _section(config, "checkpoint").get("every_steps"),
-        "spot": bool(_section(config, "cost").get("spot")),
-    }
+def _time(run: Run, epochs: Sequence[Epoch], spans: RankSpans) -> TimeSignals:
+    time = _section(run.summary, "time")
+    return TimeSignals(
+        wall_seconds=time.get("wall_seconds") or 0.0,
+        parts=time.get("parts") or {},
+        import_seconds=time.get("import_seconds"),
+        startup_parts=time.get("startup_parts") or {},
+        validations=sum(epoch.val_loss is not None for epoch in epochs),
+        checkpoints=spans.checkpoints,
+    )
 
 
-def workers_of(wanted: Any, device: str, cores: int) -> int:
-    """As data/loader.py chooses them where files are not slow."""
-    if isinstance(wanted, int):
-        return wanted
-    return 1 if device == "cpu" else max(1, min(cores, 16))
+def _recipe(run: Run, decided: Resolved, steps: Sequence[StepRow]) -> RecipeSignals:
+    """Where batches are cut by tokens, the number of samples is what they had on average."""
+    train, batch, tokens = _section(run.config, "train"), max(1, round(decided.batch.per_rank)), None
+    if decided.batch.unit == "tokens":
+        tokens = batch if steps else None
+        batch = max(1, round(sum(step.samples for step in steps) / len(steps))) if steps else 1
+    return RecipeSignals(
+        batch_size=batch,
+        batch_tokens=tokens,
+        global_batch=_section(run.config, "data").get("global_batch"),
+        epochs=train.get("epochs") or 1,
+        precision=decided.train.precision.value,
+        channels_last=bool(train.get("channels_last")),
+        compiled=bool(train.get("compile")),
+        checkpointing=bool(train.get("checkpointing")),
+        accumulate=train.get("accumulate") or 1,
+        log_every=decided.train.log_every.value,
+        validate_every=_section(run.config, "validate").get("every_epochs") or 1,
+        checkpoint_every_steps=_section(run.config, "checkpoint").get("every_steps"),
+    )
+
+
+def _cores(run: Run) -> int:
+    return int(_section(run.environment, "cpu").get("cores_usable") or 1)
+
+
+def _input(
+    run: Run,
+    document: Mapping[str, Any],
+    decided: Resolved,
+    steps: Sequence[StepRow],
+    epochs: Sequence[Epoch],
+    spans: RankSpans,
+) -> InputSignals:
+    data, found, loading = _section(run.config, "data"), _section(run.summary, "data"), decided.data
+    return InputSignals(
+        workers=most_of("data.workers", document, decided),
+        worker_kind="process" if loading.worker_kind.value == "process" else "thread",
+        fetchers=loading.fetchers.value,
+        prefetch=max(1, most_of("data.prefetch", document, decided)),
+        remote=loading.remote.value,
+        staged=loading.stage.value != "off",
+        cache=data.get("cache") or "off",
+        cache_choice=loading.cache,
+        python_augment=_colours_in_python(run.config),
+        samples_loaded=_samples_loaded(run.summary, steps, epochs),
+        fetch_seconds=found.get("fetch_seconds"),
+        decode_seconds=found.get("decode_seconds"),
+        augment_seconds=found.get("augment_seconds"),
+        bytes_read=found.get("bytes_read"),
+        dataset_bytes=found.get("dataset_bytes"),
+        cache_hits=found.get("cache_hits"),
+        cache_misses=found.get("cache_misses"),
+        loads=spans.loads,
+        queue_depths=spans.queue_depths,
+        store=_store(found),
+        shared=_shared(_section(run.summary, "shared")),
+    )
 
 
 def _colours_in_python(config: Mapping[str, Any]) -> bool:
@@ -139,30 +144,11 @@ def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _loss(text: Any) -> float | None:
-    """A loss that is not finite tells that a run diverged."""
-    with suppress(TypeError, ValueError):
-        return float(text)
-    return None
-
-
-def _step(row: Mapping[str, str]) -> Step:
-    """A log of another program may lack any of these."""
-    return Step(
-        _whole(row.get("epoch")), _whole(row.get("batch_index")), _whole(row.get("samples")),
-        _number(row.get("step_seconds")) or 0.0, _number(row.get("data_wait_seconds")) or 0.0,
-        _loss(row.get("loss")), _number(row.get("time_unix")), _number(row.get("cpu_seconds")),
-    )  # fmt: skip
-
-
 def _epoch(row: Mapping[str, str]) -> Epoch:
+    """A loss that is not finite tells that a run diverged."""
     return Epoch(
-        _whole(row.get("epoch")), _loss(row.get("train_loss")), _loss(row.get("val_loss")), _number(row.get("top1"))
+        int(row["epoch"]), parse_float(row.get("train_loss")), parse_float(row.get("val_loss")), number(row.get("top1"))
     )
-
-
-def _whole(text: Any) -> int:
-    return int(_number(text) or 0)
 
 
 def _classes(run: Run) -> int | None:
@@ -173,7 +159,7 @@ def _classes(run: Run) -> int | None:
     return len(wanted) if isinstance(wanted, list) else wanted if isinstance(wanted, int) else None
 
 
-def _samples_loaded(summary: Mapping[str, Any], steps: Sequence[Step], epochs: Sequence[Epoch]) -> int | None:
+def _samples_loaded(summary: Mapping[str, Any], steps: Sequence[StepRow], epochs: Sequence[Epoch]) -> int | None:
     """Training samples, and those of every validation: the loader's totals are over both."""
     seen = summary.get("samples_seen")
     total = _section(summary, "data").get("samples_total")
@@ -186,10 +172,15 @@ def _samples_loaded(summary: Mapping[str, Any], steps: Sequence[Step], epochs: S
     return int(seen + held_out * sum(epoch.val_loss is not None for epoch in epochs))
 
 
-def _usd_per_hour(summary: Mapping[str, Any]) -> float | None:
-    total = _section(summary, "cost").get("total_usd")
-    wall = _section(summary, "time").get("wall_seconds")
-    return total / wall * 3600 if total is not None and wall else None
+def _cost(run: Run) -> CostSignals:
+    cost = _section(run.config, "cost")
+    total = _section(run.summary, "cost").get("total_usd")
+    wall = _section(run.summary, "time").get("wall_seconds")
+    return CostSignals(
+        usd_per_hour=total / wall * 3600 if total is not None and wall else None,
+        spot_usd_per_hour=_spot_usd_per_hour(cost),
+        spot=bool(cost.get("spot")),
+    )
 
 
 def _spot_usd_per_hour(cost: Mapping[str, Any]) -> float | None:
@@ -205,139 +196,102 @@ def _spot_usd_per_hour(cost: Mapping[str, Any]) -> float | None:
     return None if price is None else price.value * count
 
 
-def _store(data: Mapping[str, Any]) -> Store | None:
+def _store(data: Mapping[str, Any]) -> StoreRequests | None:
     requests = data.get("store_requests")
     if not requests:
         return None
-    return Store(
-        requests, data.get("store_retries"), data.get("store_throttles"), data.get("store_request_seconds_p50"),
-        data.get("store_request_seconds_p99"), data.get("store_request_seconds_p05"),
-    )  # fmt: skip
+    return StoreRequests(
+        requests=requests,
+        retries=data.get("store_retries"),
+        throttles=data.get("store_throttles"),
+        request_seconds_p50=data.get("store_request_seconds_p50"),
+        request_seconds_p99=data.get("store_request_seconds_p99"),
+        request_seconds_p05=data.get("store_request_seconds_p05"),
+    )
 
 
-def _shared(use: Mapping[str, Any]) -> Shared | None:
+def _shared(use: Mapping[str, Any]) -> SharedBatches | None:
     if not use.get("hits"):
         return None
-    return Shared(
-        use["hits"] + use.get("local", 0) + use.get("alone", 0), use.get("local", 0), use.get("asks", 0),
-        use.get("busy_answers", 0), use.get("service_made", 0), use.get("service_evicted_needed", 0),
-        use.get("service_cold_starts", 0),
-    )  # fmt: skip
-
-
-# Lanes
-
-
-def _spans(path: Path) -> Iterable[dict[str, Any]]:
-    return filter(_is_span, read_json_lines(path))
-
-
-def _is_span(row: Mapping[str, Any]) -> bool:
-    return all(isinstance(row.get(key, ""), str) for key in ("lane", "name")) and all(
-        isinstance(row.get(key, 0), int | float) for key in ("step", "start", "seconds", "own", "value", "attempt")
+    return SharedBatches(
+        batches=use["hits"] + use.get("local", 0) + use.get("alone", 0),
+        local=use.get("local", 0),
+        answers=use.get("asks", 0),
+        busy_answers=use.get("busy_answers", 0),
+        made=use.get("service_made", 0),
+        evicted_needed=use.get("service_evicted_needed", 0),
+        cold_starts=use.get("service_cold_starts", 0),
     )
 
 
-def _span_count(directory: Path, name: str) -> int:
-    return sum(row.get("name") == name and "lane" not in row for row in _spans(directory / "spans" / "rank0.jsonl"))
-
-
-def _lanes(directory: Path) -> tuple[dict[str, Any], int]:
-    """What was done for each batch, how many were ready, how many workers there were. A later attempt's word counts."""
-    loads: dict[int, dict[str, float]] = {}
-    workers: set[str] = set()
-    attempt: dict[int, dict[str, float]] = {}
-    depths: list[float] = []
-    for row in _spans(directory / "spans" / "rank0.jsonl"):
-        lane, name = row.get("lane"), row.get("name")
-        if "attempt" in row:
-            loads.update(attempt)
-            attempt = {}
-        elif lane == "queue" and name == "depth":
-            depths.append(float(row.get("value") or 0.0))
-        elif lane is not None and name in _LOADS and isinstance(row.get("step"), int):
-            workers |= {lane} if lane.startswith("worker") else set()
-            stages = attempt.setdefault(row["step"] + 1, {})  # taken after that step, for the next
-            stages[name] = stages.get(name, 0.0) + float(row.get("seconds") or 0.0)
-    loads.update(attempt)
-    batches = tuple(
-        BatchLoad(step, *(stages.get(name, 0.0) for name in _LOADS)) for step, stages in sorted(loads.items())
-    )
-    return {"loads": batches, "queue_depths": tuple(depths)}, len(workers)
-
-
-# Monitors
-
-
-def _gpu(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the first GPU says of itself; empty without one."""
-    gpus = _section(summary, "host").get("gpus")
-    return gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], Mapping) else {}
-
-
-def _system(directory: Path, most_mhz: float | None) -> System:
-    rows = read_table(directory / "system.csv")
-
-    def column(*names: str, per: str | None = None) -> tuple[float, ...]:
-        """The first of these columns that holds numbers; `per` names one to divide by."""
-        for name in names:
-            pairs = [(_number(row.get(name)), _number(row.get(per)) if per else 1.0) for row in rows]
-            values = tuple(value / by for value, by in pairs if value is not None and by and math.isfinite(value))
-            if values:
-                return values
-        return ()
-
-    def matching(prefix: str, suffix: str) -> list[str]:
-        return [name for name in (rows[0] if rows else {}) if name.startswith(prefix) and name.endswith(suffix)]
-
-    return System(
-        seconds=column("time_unix", "seconds"),
-        cpu_share=column("cpu"),
-        process_cores=column("process_cores"),
-        resident_bytes=column("rss_private_bytes", "rss_bytes"),
-        available_bytes=column("memory_free_bytes"),
-        disk_read_bytes_per_second=column(*matching("disk_", "_read_bytes"), per="interval_seconds"),
-        disk_busy_share=column(*matching("disk_", "_busy")),
-        device_busy_share=column("gpu0_utilization"),
-        device_clock_share=tuple(mhz / most_mhz for mhz in column("gpu0_sm_clock_mhz")) if most_mhz else (),
-        device_celsius=column("gpu0_temperature_celsius"),
+def _device(run: Run, kind: str) -> DeviceSignals:
+    """Of the first GPU, where there are several."""
+    use, emulated = _section(run.summary, "device_use"), _section(run.config, "emulated") if kind == "emulated" else {}
+    gpus = _section(run.summary, "host").get("gpus")
+    gpu = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], Mapping) else {}
+    most_mhz = gpu.get("sm_clock_max_mhz")
+    return DeviceSignals(
+        kind=kind,
+        memory_peak_bytes=use.get("memory_peak_bytes"),
+        memory_total_bytes=gpu.get("memory_bytes"),
+        flops_share=use.get("flops_share"),
+        emulated_base_seconds=emulated.get("base_seconds"),
+        emulated_seconds_per_sample=emulated.get("seconds_per_sample"),
+        busy_share=_column(run.system, "gpu0_utilization"),
+        clock_share=tuple(mhz / most_mhz for mhz in _column(run.system, "gpu0_sm_clock_mhz")) if most_mhz else (),
+        celsius=_column(run.system, "gpu0_temperature_celsius"),
     )
 
 
-def _ranks(run: Run) -> Ranks | None:
+def _host(run: Run, decided: Resolved) -> HostSignals:
+    disks = [name for name in (run.system[0] if run.system else {}) if name.startswith("disk_")]
+    return HostSignals(
+        cores=_cores(run),
+        threads=decided.threads.value,
+        memory_total_bytes=run.environment.get("memory_bytes"),
+        seconds=_column(run.system, "time_unix", "seconds"),
+        cpu_share=_column(run.system, "cpu"),
+        process_cores=_column(run.system, "process_cores"),
+        resident_bytes=_column(run.system, "rss_private_bytes", "rss_bytes"),
+        available_bytes=_column(run.system, "memory_free_bytes"),
+        disk_read_bytes_per_second=_column(
+            run.system, *(name for name in disks if name.endswith("_read_bytes")), per="interval_seconds"
+        ),
+        disk_busy_share=_column(run.system, *(name for name in disks if name.endswith("_busy"))),
+    )
+
+
+def _column(rows: Sequence[Mapping[str, str]], *names: str, per: str | None = None) -> tuple[float, ...]:
+    """The first of these columns that holds numbers; `per` names one to divide by."""
+    for name in names:
+        pairs = [(number(row.get(name)), number(row.get(per)) if per else 1.0) for row in rows]
+        values = tuple(value / by for value, by in pairs if value is not None and by)
+        if values:
+            return values
+    return ()
+
+
+def _ranks(run: Run, spans: Sequence[RankSpans]) -> RankSignals | None:
     """Per rank from its spans: what it does itself before it waits for the others."""
-    world = run.summary.get("world_size") or 1
-    if world < 2:
+    if len(spans) < 2:
         return None
     network, link = _section(run.summary, "network"), read_json(run.directory / "link.json")
     predicted = _section(link, "predicted")
     steps = max(1, len(run.steps))
-    parts = [_part_seconds(run.directory / "spans" / f"rank{rank}.jsonl") for rank in range(world)]
-    waits = [each["communication"] / steps for each in parts if each]
-    own = tuple(sum(each.get(name, 0.0) for name in _BEFORE_EXCHANGE) / steps for each in parts if each)
-    return Ranks(
-        world_size=world,
+    waits = [each.parts["communication"] / steps for each in spans if each.parts]
+    own = tuple(sum(each.parts.get(name, 0.0) for name in _BEFORE_EXCHANGE) / steps for each in spans if each.parts)
+    return RankSignals(
+        world_size=len(spans),
         nodes=len(link.get("nodes") or ()) or 1,
         mode=str(_section(run.config, "parallel").get("mode") or "ddp"),
         gradient_bytes=predicted.get("gradient_bytes"),
         buckets=tuple((each["bytes"], each["ready_seconds"]) for each in predicted.get("buckets") or ()),
         latency_seconds=link.get("latency_seconds") or 0.0,
         communication_seconds=min(waits) if waits else None,  # the last to arrive waits for the network alone
-        arrival_seconds=own if len(own) == world else (),
+        arrival_seconds=own if len(own) == len(spans) else (),
         backend=link.get("backend"),
         interface=link.get("interface") or network.get("interface"),
         link_bits_per_second=link.get("bits_per_second") or network.get("link_bits_per_second"),
         cap_bits_per_second=link.get("cap_bits_per_second"),
         peak_bits_per_second=network.get("peak_bits_per_second"),
     )
-
-
-def _part_seconds(path: Path) -> dict[str, float]:
-    """Exclusive seconds of every part of one rank's last attempt; empty where it left no file."""
-    parts: dict[str, float] = {}
-    for row in _spans(path):
-        if "attempt" in row:
-            parts = {"communication": 0.0}
-        elif "lane" not in row and parts:
-            parts[row.get("name", "")] = parts.get(row.get("name", ""), 0.0) + float(row.get("own") or 0.0)
-    return parts

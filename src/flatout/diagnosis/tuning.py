@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.decisions.loading import with_open_worker_options
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.memory import FRAGMENTED_SHARE
 from flatout.diagnosis.what_if import predict
@@ -46,7 +47,7 @@ class Trial:
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination that a recipe may have: what an exhaustive search would measure."""
     every = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return [each for each in every if each.get("data.workers") != 0 or each.get("data.prefetch", "auto") == "auto"]
+    return [each for each in every if each.items() <= with_open_worker_options(each).items()]
 
 
 def batch_sizes(batch: int, samples: int, largest: int | None = None) -> list[int]:
@@ -88,6 +89,7 @@ def rescues(trials: Sequence[Trial], axes: Mapping[str, Sequence[Any]]) -> list[
 
 
 def usable(trial: Trial) -> bool:
+    """It ran, and leaves the allocator some room."""
     return trial.failed is None and (trial.memory_share is None or trial.memory_share <= MOST_MEMORY_SHARE)
 
 

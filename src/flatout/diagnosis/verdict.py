@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.diagnosis.finding import Finding, percent
-from flatout.diagnosis.rules import RULES
+from flatout.diagnosis.rules import all_rules
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
@@ -33,14 +33,14 @@ class Explanation:
 
 def explain_signals(signals: Signals) -> Explanation:
     """The verdict on one run."""
-    stepping = signals.wall_seconds - signals.startup_seconds
-    findings = ranked([found for rule in RULES if (found := rule(signals)) is not None], stepping)
+    stepping = signals.time.wall_seconds - signals.startup_seconds
+    findings = ranked([found for rule in all_rules() if (found := rule(signals)) is not None], stepping)
     leading = next((finding for finding in findings if _leads(finding, signals)), None)
     if leading is not None:
         assert leading.cause is not None
         return Explanation(_sentence(leading), leading.cause, False, findings)
-    if signals.steps_done < _LEAST_STEPS:
-        text = f"No verdict: {signals.steps_done} steps were recorded, {_LEAST_STEPS} are needed."
+    if signals.step.done < _LEAST_STEPS:
+        text = f"No verdict: {signals.step.done} steps were recorded, {_LEAST_STEPS} are needed."
         return Explanation(text, "unexplained", False, findings)
     return Explanation(_clean_bill(signals), "compute", True, findings)
 
@@ -55,15 +55,13 @@ def ranked(findings: Sequence[Finding], stepping_seconds: float) -> tuple[Findin
 
     def order(finding: Finding) -> tuple[bool, bool, bool, float, float]:
         once = recurs and finding.cause == "startup"
-        return (
-            not finding.urgent, finding.cause == "unexplained", once, -finding.saved_seconds, -(finding.usd or 0.0)
-        )  # fmt: skip
+        return (not finding.urgent, finding.cause == "unexplained", once, -finding.saved_seconds, -(finding.usd or 0.0))
 
     return tuple(sorted(findings, key=order))
 
 
 def _leads(finding: Finding, signals: Signals) -> bool:
-    enough = signals.steps_done >= _LEAST_STEPS and finding.saved_seconds >= WORTH_A_VERDICT * signals.wall_seconds
+    enough = signals.step.done >= _LEAST_STEPS and finding.saved_seconds >= WORTH_A_VERDICT * signals.time.wall_seconds
     return bool(finding.cause) and (finding.urgent or enough)
 
 
@@ -76,6 +74,6 @@ def _sentence(finding: Finding) -> str:
 
 def _clean_bill(signals: Signals) -> str:
     return (
-        f"Nothing holds this run back but the device itself: {percent(1 - signals.wait_share)} of each "
-        f"{format_seconds(signals.step_seconds)} step computes, {percent(signals.wait_share)} waits for data."
+        f"Nothing holds this run back but the device itself: {percent(1 - signals.step.wait_share)} of each "
+        f"{format_seconds(signals.step.seconds)} step computes, {percent(signals.step.wait_share)} waits for data."
     )

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT
+from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT
+from flatout.decisions.choice import unless_open
 from flatout.diagnosis.calibration import Calibration, Settings
 from flatout.diagnosis.model.communication import Bucket, Link, even_buckets, exposed_seconds
-from flatout.diagnosis.model.input import Loading, SampleCosts, batch_seconds, batches_per_second
+from flatout.diagnosis.model.input import Loading, PreparationCosts, batch_seconds, batches_per_second
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import fit_memory
 from flatout.diagnosis.model.run import RunParts, break_even_epochs
@@ -26,21 +27,34 @@ OTHER_BATCH = "data.batch_tokens"
 GLOBAL_BATCH = "data.global_batch"
 # key of a recipe -> field of Settings
 SETTINGS = {
-    "data.batch_size": "batch_size", "data.workers": "workers", "train.epochs": "epochs",
-    "train.max_steps": "max_steps", "data.cache": "cache", "data.stage": "stage", "data.prefetch": "prefetch",
-    "train.checkpointing": "checkpointing", "train.accumulate": "accumulate", "train.precision": "precision",
-    "validate.every_epochs": "validate_every", "checkpoint.every_epochs": "checkpoint_every_epochs",
+    "data.batch_size": "batch_size",
+    "data.workers": "workers",
+    "train.epochs": "epochs",
+    "train.max_steps": "max_steps",
+    "data.cache": "cache",
+    "data.stage": "stage",
+    "data.prefetch": "prefetch",
+    "train.checkpointing": "checkpointing",
+    "train.accumulate": "accumulate",
+    "train.precision": "precision",
+    "validate.every_epochs": "validate_every",
+    "checkpoint.every_epochs": "checkpoint_every_epochs",
     "checkpoint.every_steps": "checkpoint_every_steps",
-}  # fmt: skip
+}
 # not in a recipe: what lies outside of the job
 WORLD = (
-    "storage.latency", "storage.bandwidth", "emulated.base_seconds", "emulated.seconds_per_sample", "link", "ranks",
+    "storage.latency",
+    "storage.bandwidth",
+    "emulated.base_seconds",
+    "emulated.seconds_per_sample",
+    "link",
+    "ranks",
     "cost.instance",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
-class World:
+class Surroundings:
     """What surrounds the job; None is as it was measured."""
 
     latency_seconds: float | None = None
@@ -66,8 +80,14 @@ class Prediction:
     break_even_epochs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        parts = {"step": self.step, "samples_per_second": self.samples_per_second, "epoch": self.epoch,
-                 "run": self.run, "usd": self.usd, "memory": self.memory}  # fmt: skip
+        parts = {
+            "step": self.step,
+            "samples_per_second": self.samples_per_second,
+            "epoch": self.epoch,
+            "run": self.run,
+            "usd": self.usd,
+            "memory": self.memory,
+        }
         told = {name: None if each is None else each.to_dict() for name, each in parts.items()}
         more = {"limit": self.limit, "break_even_epochs": self.break_even_epochs}
         return {"changes": dict(self.changes), **more, **told}
@@ -95,8 +115,8 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
     )
 
 
-def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settings, World, Any]:
-    settings, world, device = calibration.settings, World(), calibration.device
+def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settings, Surroundings, Any]:
+    settings, world, device = calibration.settings, Surroundings(), calibration.device
     tokens = calibration.batch_tokens
     for key, value in changes.items():
         if key == (OTHER_BATCH if tokens is None else "data.batch_size"):
@@ -107,7 +127,7 @@ def _apply(calibration: Calibration, changes: Mapping[str, Any]) -> tuple[Settin
         elif key == GLOBAL_BATCH:
             settings = replace(settings, batch_size=max(1, round(value / calibration.world_size)))
         elif key in SETTINGS:
-            chosen: Any = None if value == "auto" else value
+            chosen: Any = unless_open(value)
             settings = replace(settings, **{SETTINGS[key]: chosen})
         elif key == "storage.latency":
             world = replace(world, latency_seconds=parse_seconds(value))
@@ -148,13 +168,13 @@ def _steps_per_epoch(calibration: Calibration, settings: Settings) -> int:
 
 def with_residual(calibration: Calibration, measured_step_seconds: float) -> Calibration:
     """Held against the steps it was calibrated from: what the model misses of them it would miss again."""
-    seconds, limit = _step(calibration, calibration.settings, World())
+    seconds, limit = _step(calibration, calibration.settings, Surroundings())
     ratio = measured_step_seconds / seconds if seconds > 0 else 1.0
     return replace(calibration, residual=min(1.4, max(0.7, ratio)), limit=limit)
 
 
 def _corrected(
-    calibration: Calibration, settings: Settings, world: World, first_epoch: bool = False
+    calibration: Calibration, settings: Settings, world: Surroundings, first_epoch: bool = False
 ) -> tuple[float, str]:
     seconds, limit = _step(calibration, settings, world, first_epoch)
     return (seconds * calibration.residual if limit == calibration.limit else seconds), limit
@@ -165,7 +185,9 @@ def _mean_batch(calibration: Calibration, settings: Settings) -> float:
     return calibration.samples_per_epoch / _steps_per_epoch(calibration, settings)
 
 
-def _step(calibration: Calibration, settings: Settings, world: World, first_epoch: bool = False) -> tuple[float, str]:
+def _step(
+    calibration: Calibration, settings: Settings, world: Surroundings, first_epoch: bool = False
+) -> tuple[float, str]:
     """Seconds of a step, in general a warm one, and what sets its pace."""
     own = _own_seconds(calibration, settings, world)
     costs = _sample_costs(calibration, settings, world, first_epoch)
@@ -173,7 +195,7 @@ def _step(calibration: Calibration, settings: Settings, world: World, first_epoc
     if settings.workers == 0:
         load = batch_seconds(batch, costs)
         return serial_step_seconds(own, load), "loading" if load > own else "compute"
-    loading = Loading(settings.hands, calibration.cores, fetchers=calibration.fetchers)
+    loading = Loading(settings.active_workers, calibration.cores, fetchers=calibration.fetchers)
     storage = 0.0
     if world.storage_bytes_per_second:
         storage = batch * calibration.bytes_per_sample / world.storage_bytes_per_second
@@ -187,7 +209,7 @@ def _step(calibration: Calibration, settings: Settings, world: World, first_epoc
     return step_seconds(own, 0.0, max(limits.values())), max(limits, key=lambda name: limits[name])
 
 
-def _own_seconds(calibration: Calibration, settings: Settings, world: World) -> float:
+def _own_seconds(calibration: Calibration, settings: Settings, world: Surroundings) -> float:
     computing = calibration.device.step_seconds(
         _mean_batch(calibration, settings),
         settings.checkpointing and calibration.device_kind != "emulated",
@@ -204,11 +226,13 @@ def _own_seconds(calibration: Calibration, settings: Settings, world: World) -> 
 def _stays_local(calibration: Calibration, settings: Settings) -> bool:
     """Whether warm epochs ask the store for nothing any more."""
     measured, again = calibration.settings, settings.epochs > 1
-    return again and any(new != "off" and old == "off" for new, old in (
-        (settings.stage, measured.stage), (settings.cache, measured.cache)))  # fmt: skip
+    return again and any(
+        new != "off" and old == "off"
+        for new, old in ((settings.stage, measured.stage), (settings.cache, measured.cache))
+    )
 
 
-def _communication(calibration: Calibration, computing: float, world: World) -> float:
+def _communication(calibration: Calibration, computing: float, world: Surroundings) -> float:
     ranks = world.ranks or calibration.world_size
     if ranks < 2:
         return 0.0
@@ -223,7 +247,9 @@ def _communication(calibration: Calibration, computing: float, world: World) -> 
     return exposed_seconds(buckets, ranks, link, computing)
 
 
-def _sample_costs(calibration: Calibration, settings: Settings, world: World, first_epoch: bool = False) -> SampleCosts:
+def _sample_costs(
+    calibration: Calibration, settings: Settings, world: Surroundings, first_epoch: bool = False
+) -> PreparationCosts:
     """Fetching and working on one sample, once caches and stage are warm or while the first epoch fills them."""
     fetch, decode, augment = calibration.fetch_seconds, calibration.decode_seconds, calibration.augment_seconds
     if world.latency_seconds is not None and calibration.request_seconds:
@@ -236,8 +262,8 @@ def _sample_costs(calibration: Calibration, settings: Settings, world: World, fi
         augment = 0.0
     elif settings.cache != "off" and calibration.settings.cache == "off" and settings.epochs > 1:
         fetch, decode = min(fetch, _MEMORY_READ_SECONDS), 0.0
-    crowded = _crowding(calibration, settings.hands) / _crowding(calibration, calibration.measured_workers)
-    return SampleCosts((decode + augment) * crowded, latency_seconds=max(fetch, 1e-9))
+    crowded = _crowding(calibration, settings.active_workers) / _crowding(calibration, calibration.measured_workers)
+    return PreparationCosts((decode + augment) * crowded, latency_seconds=max(fetch, 1e-9))
 
 
 def _sample_state(settings: Settings, first_epoch: bool) -> str:
@@ -262,7 +288,7 @@ def _by_measured_costs(calibration: Calibration, state: str, fetch: float, work:
 
 
 def _crowding(calibration: Calibration, workers: int) -> float:
-    """How much slower each pair of hands works when others do, too."""
+    """How many times longer a worker takes when `workers` are at work at once."""
     busy = min(max(workers, 1), calibration.cores)
     return 1 + calibration.contention * (busy - 1) / max(1.0, calibration.cores - 1)
 
@@ -271,11 +297,14 @@ def _cold(settings: Settings, calibration: Calibration) -> Settings:
     """The first epoch finds neither stage nor cache. What filling costs is known only where the loader measured it."""
     measured, choice = calibration.settings, calibration.cache_choice
     fills_unmeasured = measured.cache == "off" and not (choice is not None and choice.is_measured)
-    return replace(settings, stage="off" if measured.stage == "off" else settings.stage,
-                   cache="off" if fills_unmeasured else settings.cache)  # fmt: skip
+    return replace(
+        settings,
+        stage="off" if measured.stage == "off" else settings.stage,
+        cache="off" if fills_unmeasured else settings.cache,
+    )
 
 
-def _extrapolation(calibration: Calibration, settings: Settings, world: World) -> float:
+def _extrapolation(calibration: Calibration, settings: Settings, world: Surroundings) -> float:
     """How much surer the model is of what it has seen than of what it has not."""
     measured, error = calibration.settings, 0.0
     if settings.workers != measured.workers:
@@ -285,7 +314,7 @@ def _extrapolation(calibration: Calibration, settings: Settings, world: World) -
         error += (0.03 if known else 0.06) * abs(math.log2(settings.batch_size / measured.batch_size))
     if settings.cache != measured.cache or settings.stage != measured.stage:
         error += 0.06
-    if world != World():
+    if world != Surroundings():
         error += 0.08
     if settings.checkpointing != measured.checkpointing or settings.accumulate != measured.accumulate:
         error += 0.06

@@ -27,10 +27,16 @@ FORMAT = 1
 KEEP_NEWEST = 2  # so that there is an older one to fall back to
 _PROGRESS = ("epoch", "batch_index", "step", "samples_seen", "epoch_samples", "loss_samples", "validations_since_best")
 _STATE = {
-    "step": "count", "progress": {**dict.fromkeys(_PROGRESS, "count"), "metrics": {}, "ended": "flag"},
-    "precision": {}, "data_fingerprint": "text", "samples": {"train": "count"}, "classes": ["text"],
-    "attempt": "count", "global_batch": "count", "world_size": "count",
-}  # fmt: skip
+    "step": "count",
+    "progress": {**dict.fromkeys(_PROGRESS, "count"), "metrics": {}, "ended": "flag"},
+    "precision": {},
+    "data_fingerprint": "text",
+    "samples": {"train": "count"},
+    "classes": ["text"],
+    "attempt": "count",
+    "global_batch": "count",
+    "world_size": "count",
+}
 _SUFFIX, _TEMPORARY = ".safetensors", ".tmp"
 
 

@@ -2,7 +2,8 @@
 while the one before it is still computed; everywhere else the copy is made when it is asked for.
 
 What makes this safe is one rule, for the memory of every source: a batch is kept until the event behind its copy has
-come to pass. Loaders use memory again when the last reference to it is gone (data/pools.py, service/client.py).
+come to pass. Loaders use memory again when the last reference to it is gone (data/loading/pools.py,
+service/client/pool.py).
 """
 
 import time
@@ -22,7 +23,7 @@ from flatout.timeline import Recorder
 
 
 class Event(Protocol):
-    """Comes to pass on the device when what was queued before it is done."""
+    """Completes on the device when everything that was queued before it is done."""
 
     def query(self) -> bool: ...
 
@@ -30,6 +31,8 @@ class Event(Protocol):
 
 
 class CopyStream(Protocol):
+    """A queue of transfers beside the stream that computes."""
+
     def queue(self, copy: Callable[[], Any]) -> tuple[Any, Event]:
         """Call `copy` so that its transfers are queued beside the computing; what it returns, and the event behind."""
         ...
@@ -41,6 +44,8 @@ class CopyStream(Protocol):
 
 
 class CudaCopyStream:
+    """A CopyStream of one CUDA device."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -100,7 +105,7 @@ class Copies:
         self._started = _Copy(batch, inputs, event)
 
     def inputs(self, batch: Any) -> Any:
-        """What is queued for computing after this sees them whole."""
+        """The batch's tensors on the device; work that is queued after this call waits for their copy."""
         if self._stream is None:
             return self._to_device(batch)
         if self._started is None or self._started.batch is not batch:
@@ -110,9 +115,9 @@ class Copies:
         self._stream.join(copy.event, copy.inputs)
         return copy.inputs
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Before another batch is taken: let go of those whose copy has ended, and of all but one in any case. A loader
-        counts on no more (data/budgets.py); the host hardly ever waits here, since a copy never waits for computing."""
+        counts on no more (machine/budgets.py); the host hardly ever waits here: a copy never waits for computing."""
         while self._under_way and (len(self._under_way) > 1 or self._under_way[0][0].query()):
             event, _ = self._under_way[0]
             event.synchronize()
@@ -120,13 +125,14 @@ class Copies:
 
 
 def copies_for(task: Task, device: Device) -> Copies:
+    """Copies for a task's batches to a device; they overlap with computing on CUDA only."""
     stream = CudaCopyStream(device.torch) if device.torch.type == "cuda" else None
     return Copies(lambda batch: task.to_device(batch, device.torch), stream)
 
 
 class Feed:
-    """The batches of an epoch, in their order, of which the next one may set out early. With a recorder, that is spans
-    of the ledger."""
+    """The batches of an epoch in their order; the copy of the next one may start early. With a recorder, waiting for
+    that batch and copying it are spans of the ledger."""
 
     def __init__(self, batches: Iterator[AnyBatch], copies: Copies, recorder: Recorder | None = None) -> None:
         self._batches = batches
@@ -139,7 +145,7 @@ class Feed:
 
     def __next__(self) -> AnyBatch:
         if self._ahead is None:
-            self._copies.settle()
+            self._copies.release_finished()
             return next(self._batches)
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, Exception):

@@ -6,32 +6,23 @@ from typing import Any
 import torch
 
 from flatout.config.schema import Config
+from flatout.decisions import compute as decisions
 from flatout.engine.devices import Device
-from flatout.errors import ConfigError
 
 
 def choose_precision(config: Config, device: Device) -> str:
     """What train.precision stands for on this device: fp32, bf16 or fp16. Refuses bf16 where it is only emulated."""
-    wanted = config.train.precision
-    fast = device.sixteen_bit
-    if wanted == "bf16" and device.kind == "cuda" and fast != "bf16":
-        raise ConfigError(
-            f"train.precision is bf16 but {device.name} has no bf16 arithmetic, only a slow emulation of it; use "
-            f"train.precision={fast or 'fp32'}"
-        )
-    if wanted != "auto":
-        return wanted
-    if config.parallel.mode == "dp" or (config.parallel.mode == "fsdp" and fast == "fp16"):
-        return "fp32"  # autocast does not reach the threads of dp; a scaler of fp16 does not see all of fsdp's shards
-    return fast or "fp32"
+    return decisions.choose_precision(config, device.facts).value
 
 
 def with_precision(config: Config, precision: str) -> Config:
+    """The same configuration with what train.precision stands for."""
     train = config.train.model_copy(update={"precision": precision})
     return config.model_copy(update={"train": train})
 
 
 def prepare_cuda(tf32: bool) -> None:
+    """Set torch's switches for CUDA kernels, once per process."""
     torch.backends.cudnn.benchmark = True  # batches keep their shape: the search is paid once
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

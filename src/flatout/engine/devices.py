@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from flatout.decisions.compute import DeviceFacts, choose_device_kind, queues_work
 from flatout.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Device:
+    """The device of this process, as flatout names it and as torch does."""
+
     kind: str  # cpu | cuda | mps | emulated
     torch: torch.device
     name: str
@@ -21,7 +24,7 @@ class Device:
     @property
     def waits(self) -> bool:
         """Whether reading a value makes the host wait for work that was only queued."""
-        return self.kind in ("cuda", "mps")
+        return queues_work(self.kind)
 
     @property
     def sixteen_bit(self) -> str | None:
@@ -32,6 +35,11 @@ class Device:
             return "bf16"
         capability = torch.cuda.get_device_capability(self.torch)
         return "fp16" if capability >= (7, 0) or capability == (6, 0) else None  # V100, T4; P100
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """What decisions need to know of it."""
+        return DeviceFacts(self.kind, self.name, self.sixteen_bit)
 
     def wait(self) -> None:
         """Until everything that was queued is done."""
@@ -45,12 +53,17 @@ class Device:
         return torch.cuda.max_memory_allocated(self.torch) if self.kind == "cuda" else None
 
 
+def present_devices() -> dict[str, bool]:
+    """What torch sees here, the one to prefer first."""
+    return {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+
+
 def choose_device(wanted: str) -> Device:
     """`auto` takes cuda, then mps, then cpu; a device that is asked for by name must be there."""
     if torch.cuda.is_available():
         grow_segments(os.environ)  # before anything is allocated
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    kind = next(name for name, there in present.items() if there) if wanted == "auto" else wanted
+    present = present_devices()
+    kind = choose_device_kind(wanted, present).value
     if kind == "emulated":
         return Device("emulated", torch.device("cpu"), f"emulated accelerator on {cpu_name()}")
     if not present[kind]:
@@ -67,6 +80,7 @@ def grow_segments(environment: MutableMapping[str, str]) -> None:
 
 
 def cpu_name() -> str:
+    """The model name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from flatout.engine.ema import Ema
 from flatout.engine.optimizers import EagerOptimizer
 from flatout.engine.precision import Precision
-from flatout.tasks.models.emulated import EmulatedModel
+from flatout.tasks.classification.emulated_model import EmulatedModel
 
 
 class EmulatedOptimizer(EagerOptimizer):

@@ -35,6 +35,7 @@ class FakeCuda(Device):
 
 
 def fake_device() -> FakeCuda:
+    """A CUDA device that is not there."""
     return FakeCuda("cuda", CUDA, "a CUDA device that is not here")
 
 

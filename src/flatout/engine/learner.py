@@ -10,20 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from flatout.config.schema import Config
+from flatout.engine.channels_last import to_channels_last
 from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import Device
 from flatout.engine.ema import Ema
 from flatout.engine.emulated import EmulatedEma, EmulatedOptimizer, EmulatedPrecision
 from flatout.engine.optimizers import EagerOptimizer, load_optimizer_tensors, optimizer_for, optimizer_tensors
 from flatout.engine.precision import Precision, build_precision
-from flatout.engine.whole_tensors import like, whole
+from flatout.engine.sharded_tensors import gather_full, shard_like
 from flatout.errors import ConfigError
-from flatout.tasks.models.emulated import EmulatedModel
+from flatout.tasks.classification.emulated_model import EmulatedModel
 from flatout.tasks.protocol import Task
 
 
 @dataclass
 class Learner:
+    """All that training changes, of one rank."""
+
     model: nn.Module
     compute: nn.Module  # the model, or its compiled form
     wrapped: nn.Module  # what training calls: the same, or with an exchange of gradients in its backward
@@ -38,9 +41,9 @@ class Learner:
         A sharded model is put together by all ranks, one tensor at a time: let go of each before asking for the next.
         """
         for name, value in self.model.state_dict().items():
-            yield f"model/{name}", whole(value)
+            yield f"model/{name}", gather_full(value)
         for name, value in optimizer_tensors(self.model, self.optimizer).items():
-            yield f"optimizer/{name}", whole(value)
+            yield f"optimizer/{name}", gather_full(value)
         if self.ema is not None:
             yield from ((f"ema/{name}", value) for name, value in self.ema.tensors().items())
         yield "rng/cpu", torch.get_rng_state()
@@ -91,7 +94,7 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     torch.manual_seed(train.seed)
     model = task.build_model().to(device.torch)
     if train.channels_last and device.kind != "emulated":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = to_channels_last(model, device.kind)
     optimizer = optimizer_for(model, train)
     precision = build_precision(choose_precision(config, device), device.torch.type)
     average = Ema
@@ -115,7 +118,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; a warm start needs "
             "the model.* and the number of classes (data.classes) that the weights were trained with"
         )
-    model.load_state_dict({name: like(own[name], value) for name, value in given.items()})
+    model.load_state_dict({name: shard_like(own[name], value) for name, value in given.items()})
 
 
 def state_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from flatout.config.schema import Config
+from flatout.config.tasks import metric_named
 from flatout.data.batch import AnyBatch, BatchSource
+from flatout.decisions.compute import choose_log_interval
 from flatout.engine.copying import Copies, Feed, copies_for
 from flatout.engine.learner import Learner
-from flatout.engine.parallel import Alone, Parallel, Told
+from flatout.engine.parallel import GlobalBatch, Parallel, SingleProcess
 from flatout.engine.precision import LEAST_SCALE, Seen
+from flatout.engine.progress import EpochRecord, Progress, Record, StepRecord, UsedBatch
 from flatout.engine.schedules import learning_rate, warmup_steps
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
@@ -24,67 +27,6 @@ from flatout.tasks.protocol import Sums, Task
 from flatout.timeline import Recorder
 
 _MOST_UNREAD = 1000  # batches that are remembered by their samples
-
-
-@dataclass
-class Progress:
-    """Where training is: all that a checkpoint needs besides tensors."""
-
-    epoch: int = 0
-    batch_index: int = 0
-    step: int = 0
-    samples_seen: int = 0
-    epoch_samples: int = 0  # of this epoch so far
-    loss_sum: float = 0.0  # of this epoch, weighted by samples, over the steps whose loss was read
-    loss_samples: int = 0  # of those steps
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
-    best: float | None = None
-    best_epoch: int | None = None
-    validations_since_best: int = 0
-    ended: bool = False  # the last epoch is validated and saved
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    step: int
-    epoch: int
-    batch_index: int
-    samples: int
-    samples_digest: str
-    loss: float | None
-    learning_rate: float
-    step_seconds: float
-    data_wait_seconds: float
-    time_unix: float
-    cpu_seconds: float  # of this thread, after the data came: the rest of the step it waited
-    slowest_rank: int | None = None  # the last to have its gradients
-    late_seconds: float | None = None  # by how much, behind the median rank
-    bytes_sent: int | None = None  # over the ranks' interface, by this machine
-    bytes_received: int | None = None
-
-
-@dataclass(frozen=True)
-class UsedBatch:
-    """Which samples a step had."""
-
-    step: int
-    epoch: int
-    batch_index: int
-    sample_ids: Tensor  # of the global batch
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    epoch: int
-    step: int
-    samples: int
-    train_loss: float | None
-    metrics: dict[str, float]
-    learning_rate: float
-    time_unix: float
-
-
-Record = StepRecord | EpochRecord
 
 
 @dataclass
@@ -102,7 +44,7 @@ class Job:
     stop_reason: Callable[[], str | None]  # asked after every step
     total_steps: int
     peak_rate: float | None = None  # train.lr scaled for the number of ranks, where it is
-    ranks: Parallel = field(default_factory=Alone)
+    ranks: Parallel = field(default_factory=SingleProcess)
     stopped: str | None = None  # why training ended before its last step
     gradients_verified: bool = False
     # from the last whose loss was read on: one of them broke what is found broken
@@ -113,10 +55,9 @@ class Job:
     def copies(self) -> Copies:
         return copies_for(self.task, self.learner.device)
 
-    @property
+    @cached_property
     def log_every(self) -> int:
-        wanted = self.config.train.log_every
-        return (10 if self.learner.device.waits else 1) if wanted == "auto" else wanted
+        return choose_log_interval(self.config.train.log_every, self.learner.device.waits).value
 
 
 def train(job: Job) -> Iterator[Record]:
@@ -160,7 +101,7 @@ def _steps_done(progress: Progress, config: Config) -> bool:
 
 def _save(job: Job) -> None:
     with job.recorder.span("checkpoint"):
-        job.ranks.settle(job.learner)
+        job.ranks.sync_weights(job.learner)
         job.save(job.progress)
 
 
@@ -190,16 +131,16 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
         inputs = job.copies.inputs(batch)
-    told = ranks.tell(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
-    if len(batch.sample_ids) == 0 and told.samples == 0:
+    global_batch = ranks.exchange_batch(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
+    if len(batch.sample_ids) == 0 and global_batch.samples == 0:
         progress.batch_index += 1
         return None
     rate = _set_learning_rate(job)
     if len(batch.sample_ids) > 0:
-        total_loss = _forward_backward(job, task.parts(inputs, job.config.train.accumulate), told)
+        total_loss = _forward_backward(job, task.parts(inputs, job.config.train.accumulate), global_batch)
     else:  # the others have samples, and wait for this rank's part of the exchange
         with ranks.idle(learner.model):
-            total_loss = _forward_backward(job, [(task.filler(inputs), 0.0)], told)
+            total_loss = _forward_backward(job, [(task.filler(inputs), 0.0)], global_batch)
     clip_norm, losses = job.config.train.clip_norm, None
     with span("optimizer"):
         wanted = clip_norm is not None or (reads_loss and learner.precision.scaler is None)
@@ -218,13 +159,23 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
             learner.ema.update(learner.model)
     ranks.after_step(learner, progress.step + 1, batch.epoch)
     with span("other"):
-        digest, loss_value = ids_digest(told.ids.numpy()), None if losses is None else losses.mean
-        _advance(progress, told.samples, loss_value)
+        digest, loss_value = ids_digest(global_batch.ids.numpy()), None if losses is None else losses.mean
+        _advance(progress, global_batch.samples, loss_value)
         by_rank = () if losses is None else astuple(losses)[1:]
         return StepRecord(
-            progress.step, progress.epoch, batch.index, told.samples, digest, loss_value, rate,
-            time.perf_counter() - started, data_wait_seconds, time.time(), time.thread_time() - cpu_before, *by_rank,
-        )  # fmt: skip
+            progress.step,
+            progress.epoch,
+            batch.index,
+            global_batch.samples,
+            digest,
+            loss_value,
+            rate,
+            time.perf_counter() - started,
+            data_wait_seconds,
+            time.time(),
+            time.thread_time() - cpu_before,
+            *by_rank,
+        )
 
 
 def _look_ahead(job: Job) -> float:
@@ -235,14 +186,14 @@ def _look_ahead(job: Job) -> float:
     return job.feed.look_ahead()
 
 
-def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], told: Told) -> Tensor:
+def _forward_backward(job: Job, parts: Sequence[tuple[Any, float]], global_batch: GlobalBatch) -> Tensor:
     """This rank's share of the mean loss; afterwards every parameter has the gradient of the global batch."""
     learner, span, ranks = job.learner, job.recorder.span, job.ranks
     total_loss = torch.zeros((), device=learner.device.torch)
     for number, (part, share) in enumerate(parts, 1):
         ranks.sync_next(number == len(parts))
         with span("forward"), learner.precision.autocast():
-            loss = job.task.loss(learner.wrapped, part) * (share * told.scale)
+            loss = job.task.loss(learner.wrapped, part) * (share * global_batch.scale)
         with span("backward"), ranks.exchange():
             learner.precision.backward(loss)
             total_loss += loss.detach()
@@ -317,7 +268,7 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     metrics: dict[str, float] = {}
     if job.val_source is not None and (last or finished % config.validate_.every_epochs == 0):
         with job.recorder.span("validation"):
-            job.ranks.settle(job.learner)
+            job.ranks.sync_weights(job.learner)
             metrics = evaluate(job)
         _judge(job, {**metrics, **({} if train_loss is None else {"train_loss": train_loss})})
     record = EpochRecord(
@@ -347,7 +298,7 @@ def _judge(job: Job, metrics: dict[str, float]) -> None:
     value = metrics.get(name)
     if value is None:
         return
-    higher = job.task.better[name] == "higher"
+    higher = metric_named(name).higher_is_better
     if progress.best is None or (value > progress.best if higher else value < progress.best):
         progress.best, progress.best_epoch, progress.validations_since_best = value, progress.epoch, 0
     else:

@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from flatout.engine.whole_tensors import whole
+from flatout.engine.sharded_tensors import gather_full
 from flatout.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +49,7 @@ class Precision:
         """After backward: undo the scale; the gradients' norm, on the device, where it is asked for."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        return whole(get_total_norm([p.grad for p in parameters if p.grad is not None])) if wanted else None
+        return gather_full(get_total_norm([p.grad for p in parameters if p.grad is not None])) if wanted else None
 
     def read(self, loss: Tensor, norm: Tensor | None) -> Seen:
         """All that a logged step wants to know, for one wait."""

@@ -18,6 +18,8 @@ _DIVERGED = 4.0  # times the best smoothed loss
 
 @dataclass(frozen=True)
 class RatePoint:
+    """One step of the range test; `smoothed` is the running mean of the loss."""
+
     learning_rate: float
     loss: float
     smoothed: float

@@ -67,6 +67,7 @@ def describe(
 
 
 def warmup_steps(train: TrainConfig, batches_per_epoch: int) -> int:
+    """Steps of the warm-up: train.warmup_steps, or train.warmup_epochs counted in steps."""
     return round(train.warmup_epochs * batches_per_epoch) if train.warmup_steps is None else train.warmup_steps
 
 

@@ -6,14 +6,30 @@ import math
 from dataclasses import dataclass
 
 from flatout.cost.machines import Machine
-from flatout.diagnosis.model.input import Loading, SampleCosts, batches_per_second, fetch_seconds
+from flatout.diagnosis.model.input import Loading, PreparationCosts, batches_per_second, fetch_seconds
 from flatout.diagnosis.model.interval import Interval
 
 _FAMILIES = {
-    "g4dn": 0.85, "g5": 1.0, "g6": 1.1, "g6e": 1.1, "p3": 0.75, "p4d": 0.9, "p4de": 0.9, "p5": 1.1, "p5e": 1.1,
-    "p6": 1.2, "n1": 0.75, "a2": 0.9, "a3": 1.05, "g2": 0.9, "Standard_NC": 0.95, "Standard_ND": 1.0,
-    "gpu_": 0.95, "BM": 1.0, "VM": 1.0,
-}  # fmt: skip
+    "g4dn": 0.85,
+    "g5": 1.0,
+    "g6": 1.1,
+    "g6e": 1.1,
+    "p3": 0.75,
+    "p4d": 0.9,
+    "p4de": 0.9,
+    "p5": 1.1,
+    "p5e": 1.1,
+    "p6": 1.2,
+    "n1": 0.75,
+    "a2": 0.9,
+    "a3": 1.05,
+    "g2": 0.9,
+    "Standard_NC": 0.95,
+    "Standard_ND": 1.0,
+    "gpu_": 0.95,
+    "BM": 1.0,
+    "VM": 1.0,
+}
 """What one vCPU (a hyper-thread, its neighbour busy too) decodes, relative to one of a Zen 2 or Ice Lake server. By the
 processors these machines are stated to have; measured nowhere yet, so that the interval is wide."""
 OWN_SPREAD, KNOWN_FAMILY_SPREAD, UNKNOWN_FAMILY_SPREAD = 0.1, 0.2, 0.35
@@ -102,7 +118,7 @@ def feed_of(
     scale = samples.core_factor / factor
     held = cached and epochs > 1 and _fits_memory(samples, machine)
     store = STORES["memory" if held else store_name(samples, machine, epochs)]
-    costs = SampleCosts(
+    costs = PreparationCosts(
         (samples.augment_seconds if held else samples.preparing_seconds) * scale,
         0.0 if held else samples.bytes_each,
         store.latency_seconds,

@@ -9,10 +9,21 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 _IN_FP32 = {
-    F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm, F.softmax, torch.softmax, Tensor.softmax,
-    F.log_softmax, torch.log_softmax, Tensor.log_softmax, F.cross_entropy, F.nll_loss, F.smooth_l1_loss,
+    F.layer_norm,
+    torch.layer_norm,
+    F.group_norm,
+    torch.group_norm,
+    F.softmax,
+    torch.softmax,
+    Tensor.softmax,
+    F.log_softmax,
+    torch.log_softmax,
+    Tensor.log_softmax,
+    F.cross_entropy,
+    F.nll_loss,
+    F.smooth_l1_loss,
     F.binary_cross_entropy_with_logits,
-}  # fmt: skip
+}
 """What autocast computes in 32 bits on CUDA and in 16 on a CPU: their results are kept for backward."""
 _DROPOUTS = {F.dropout, torch.dropout, F.alpha_dropout}
 

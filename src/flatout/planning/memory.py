@@ -63,12 +63,14 @@ def memory_of(work: Work, setup: Setup) -> Memory:
         traced["activations"] += whole
     workspace = WORKSPACE_SHARE * work.largest_activation.at(part_batch)
     workspace = min(max(workspace, LEAST_WORKSPACE_BYTES), MOST_WORKSPACE_BYTES)
-    return Memory({
-        **traced,
-        "workspace": workspace,
-        "context": float(CONTEXT_BYTES + (NCCL_BYTES if setup.ranks > 1 else 0)),
-        "fragments": FRAGMENTED_SHARE * sum(traced.values()),
-    })  # fmt: skip
+    return Memory(
+        {
+            **traced,
+            "workspace": workspace,
+            "context": float(CONTEXT_BYTES + (NCCL_BYTES if setup.ranks > 1 else 0)),
+            "fragments": FRAGMENTED_SHARE * sum(traced.values()),
+        }
+    )
 
 
 def largest_batch(work: Work, setup: Setup, card_bytes: float, margin: float = MARGIN) -> int:

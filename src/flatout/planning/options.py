@@ -100,16 +100,29 @@ class Option:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "machine": self.machine.name, "cloud": self.machine.cloud, "region": self.machine.region, "spot": self.spot,
-            "gpu": self.card.name, "gpus": self.machine.gpus, "vcpus": self.machine.vcpus, "fits": self.fits,
-            "peak_bytes": self.memory.peak_bytes, "memory": self.memory.to_dict(), "largest_batch": self.largest_batch,
+            "machine": self.machine.name,
+            "cloud": self.machine.cloud,
+            "region": self.machine.region,
+            "spot": self.spot,
+            "gpu": self.card.name,
+            "gpus": self.machine.gpus,
+            "vcpus": self.machine.vcpus,
+            "fits": self.fits,
+            "peak_bytes": self.memory.peak_bytes,
+            "memory": self.memory.to_dict(),
+            "largest_batch": self.largest_batch,
             "device_samples_per_second": self.device_per_second.to_dict(),
-            "samples_per_second": self.per_second.to_dict(), "limit": self.limit, "hours": self.hours.to_dict(),
-            "usd": None if self.usd is None else self.usd.to_dict(), "basis": str(self.basis),
-            "precision": self.precision, "waiting_share": self.waiting_share,
-            "changes": [each.to_dict() for each in self.changes], "notes": list(self.notes),
+            "samples_per_second": self.per_second.to_dict(),
+            "limit": self.limit,
+            "hours": self.hours.to_dict(),
+            "usd": None if self.usd is None else self.usd.to_dict(),
+            "basis": str(self.basis),
+            "precision": self.precision,
+            "waiting_share": self.waiting_share,
+            "changes": [each.to_dict() for each in self.changes],
+            "notes": list(self.notes),
             "prices_dated": self.machine.as_of,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -145,12 +158,24 @@ def option_for(job: Job, machine: Machine, card: Card, spot: bool = False) -> Op
         limit = "network"
     waiting = max(0.0, 1 - device.value / step.value)
     found = Option(
-        machine, card, spot, held.fits, held.memory,
+        machine,
+        card,
+        spot,
+        held.fits,
+        held.memory,
         largest_batch(held.work, held.setup, card.memory_bytes),
-        Interval.exact(global_batch) / device, Interval.exact(global_batch) / step, limit, hours,
-        None, speed.basis, held.changes, arithmetic, waiting,
-        _notes(job, machine, card, feed), speed,
-    )  # fmt: skip
+        Interval.exact(global_batch) / device,
+        Interval.exact(global_batch) / step,
+        limit,
+        hours,
+        None,
+        speed.basis,
+        held.changes,
+        arithmetic,
+        waiting,
+        _notes(job, machine, card, feed),
+        speed,
+    )
     changes = (*held.changes, *_layout_changes(job, machine, feed), *_advice(job, found, feed))
     return at_price(replace(found, changes=changes), spot, job.nodes)
 
@@ -226,9 +251,15 @@ def _run_seconds(job: Job, step: Interval, device: Interval, ranks: int, work: W
     idle = Interval(*(max(0.0, s - d) for s, d in zip(_ends(step), _ends(device), strict=True)))
     validation = (device * work.forward_share + idle) * (steps * share)
     return RunParts(
-        step, steps, epochs, startup=_STARTUP, validation=validation, validations=min(epochs, job.validations),
-        checkpoint=Interval.around(_CHECKPOINT_SECONDS, 0.5), checkpoints=epochs,
-    ).run_seconds()  # fmt: skip
+        step,
+        steps,
+        epochs,
+        startup=_STARTUP,
+        validation=validation,
+        validations=min(epochs, job.validations),
+        checkpoint=Interval.around(_CHECKPOINT_SECONDS, 0.5),
+        checkpoints=epochs,
+    ).run_seconds()
 
 
 def _layout_changes(job: Job, machine: Machine, feed: Feed) -> list[Change]:

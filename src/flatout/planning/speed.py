@@ -22,22 +22,40 @@ Whole = NDArray[np.int64]
 
 PRIORS: dict[str, float] = {
     # shares of the peak rate that large kernels reach
-    "conv_16": 0.55, "conv_tf32": 0.5, "conv_32": 0.7,
-    "matmul_16": 0.65, "matmul_tf32": 0.65, "matmul_32": 0.8,
-    "grouped_16": 0.15, "grouped_32": 0.25, "depthwise": 0.1,
+    "conv_16": 0.55,
+    "conv_tf32": 0.5,
+    "conv_32": 0.7,
+    "matmul_16": 0.65,
+    "matmul_tf32": 0.65,
+    "matmul_32": 0.8,
+    "grouped_16": 0.15,
+    "grouped_32": 0.25,
+    "depthwise": 0.1,
     # shares of the memory bandwidth
-    "conv_bytes": 0.6, "matmul_bytes": 0.8, "grouped_bytes": 0.6, "depthwise_bytes": 0.4,
-    "norm_bytes": 0.5, "elementwise_bytes": 0.85, "copy_bytes": 0.75, "optimizer_bytes": 0.6,
+    "conv_bytes": 0.6,
+    "matmul_bytes": 0.8,
+    "grouped_bytes": 0.6,
+    "depthwise_bytes": 0.4,
+    "norm_bytes": 0.5,
+    "elementwise_bytes": 0.85,
+    "copy_bytes": 0.75,
+    "optimizer_bytes": 0.6,
     # time of 16-bit convolutions and norms with channels outside (NCHW) relative to inside; of grouped ones the
     # other way round (RegNets were published to train three times slower so)
-    "outside_conv": 1.5, "outside_norm": 1.2, "outside_depthwise": 2.0, "grouped_inside": 0.8,
+    "outside_conv": 1.5,
+    "outside_norm": 1.2,
+    "outside_depthwise": 2.0,
+    "grouped_inside": 0.8,
     "odd_grouped_inside": 3.0,
     "half_width": 24.0,  # channels at which a matrix product reaches half its efficiency
-    "kernel_microseconds": 3.0, "launch_microseconds": 7.0, "old_launch_microseconds": 45.0,
+    "kernel_microseconds": 3.0,
+    "launch_microseconds": 7.0,
+    "old_launch_microseconds": 45.0,
     "softness": 2.5,  # of the ridge; large is a hard maximum
     # how the reached share falls for cards with much arithmetic for their bandwidth, and for their power
-    "ridge_power": 0.15, "watt_power": 0.35,
-}  # fmt: skip
+    "ridge_power": 0.15,
+    "watt_power": 0.35,
+}
 """What each coefficient starts from, by what such kernels are known to reach; a fit is pulled towards it."""
 NAMES = tuple(PRIORS)
 _AT = {name: place for place, name in enumerate(NAMES)}
@@ -89,10 +107,18 @@ def columns_of(
 
     launch = np.array([_AT["old_launch_microseconds" if old_host else "launch_microseconds"]])
     return Columns(
-        count=floats(0), computing_seconds=floats(1), moving_seconds=floats(2), width=floats(3), rate=whole(4),
-        traffic=whole(5), ridge=floats(6), watts=floats(7), layout=whole(8), starts=np.zeros(1, dtype=np.int64),
+        count=floats(0),
+        computing_seconds=floats(1),
+        moving_seconds=floats(2),
+        width=floats(3),
+        rate=whole(4),
+        traffic=whole(5),
+        ridge=floats(6),
+        watts=floats(7),
+        layout=whole(8),
+        starts=np.zeros(1, dtype=np.int64),
         launch=launch,
-    )  # fmt: skip
+    )
 
 
 def joined(jobs: Sequence[Columns]) -> Columns:

@@ -32,10 +32,37 @@ _BLOCK_BYTES = 512
 _CONVOLUTIONS = {"convolution", "_convolution", "convolution_backward", "mkldnn_convolution"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "mv"}
 _NORMS = ("batch_norm", "layer_norm", "group_norm", "softmax", "rms_norm")
-_COPIES = {"_to_copy", "copy_", "clone", "cat", "stack", "index", "gather", "embedding", "embedding_dense_backward",
-           "roll", "constant_pad_nd", "_unsafe_view", "index_select", "slice_backward", "select_backward"}  # fmt: skip
-_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh", "set_",
-         "_local_scalar_dense", "is_same_size", "alias", "record_stream"}  # fmt: skip
+_COPIES = {
+    "_to_copy",
+    "copy_",
+    "clone",
+    "cat",
+    "stack",
+    "index",
+    "gather",
+    "embedding",
+    "embedding_dense_backward",
+    "roll",
+    "constant_pad_nd",
+    "_unsafe_view",
+    "index_select",
+    "slice_backward",
+    "select_backward",
+}
+_FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+    "set_",
+    "_local_scalar_dense",
+    "is_same_size",
+    "alias",
+    "record_stream",
+}
 
 
 class CannotTrace(Exception):

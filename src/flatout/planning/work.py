@@ -10,8 +10,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KINDS = (
-    "conv", "grouped", "odd_grouped", "depthwise", "matmul", "attention", "norm", "elementwise", "copy", "optimizer",
-)  # fmt: skip
+    "conv",
+    "grouped",
+    "odd_grouped",
+    "depthwise",
+    "matmul",
+    "attention",
+    "norm",
+    "elementwise",
+    "copy",
+    "optimizer",
+)
 """Classes of kernels that reach different shares of a card's peak. Of grouped convolutions, those whose channels are no
 power of two have slow kernels where channels are innermost."""
 PARTS = ("weights", "gradients", "optimizer", "activations")
@@ -80,11 +89,18 @@ class Work:
     def to_dict(self) -> dict[str, Any]:
         rows = [
             [
-                each.kind, each.phase, each.width, each.count, each.flops.fixed, each.flops.per_sample,
-                each.bytes.fixed, each.bytes.per_sample, each.sixteen_bit,
+                each.kind,
+                each.phase,
+                each.width,
+                each.count,
+                each.flops.fixed,
+                each.flops.per_sample,
+                each.bytes.fixed,
+                each.bytes.per_sample,
+                each.sixteen_bit,
             ]
             for each in self.kernels
-        ]  # fmt: skip
+        ]
         return {**asdict(self), "kernels": rows, "format": FORMAT}
 
     @classmethod

@@ -1,19 +1,22 @@
-"""The result of an audit for people: on the terminal, and as one self-contained page. Names come from strangers: they
+"""The result of an audit for people: on the terminal, and as one self-contained page. Names are untrusted: they
 are escaped in the page and shown without their control characters everywhere."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from flatout.reports.page import csp_hash, printable
+from flatout.reports.page import join_markup, note, page, pairs, paragraph, pill, printable, section, shown, table
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_seconds, format_share
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
+_KINDS = {"problem": "bad", "warning": "warn", "note": "good"}  # of a box in page.css
 _TERMINAL_EXAMPLES = 3
 _PAGE_CLASSES = 300
 
@@ -70,8 +73,8 @@ def figures(result: dict[str, Any]) -> list[tuple[str, str]]:
         if per_class:
             text += f", {per_class['min']} to {per_class['max']} in a class (median {per_class['median']:g})"
         rows.append((name, text))
-    rows.append(("bytes", f"{format_bytes(size['total'])}, mean {format_bytes(size['mean'])}, "
-                          f"{format_bytes(size['min'])} to {format_bytes(size['max'])}"))  # fmt: skip
+    total, mean, low, high = (format_bytes(size[name]) for name in ("total", "mean", "min", "max"))
+    rows.append(("bytes", f"{total}, mean {mean}, {low} to {high}"))
     rows.append(("size", _size(result["sizes"])))
     decoded = result["decoded"]
     for name, key in (("modes", "modes"), ("formats", "formats")):
@@ -106,23 +109,54 @@ def write_audit_page(path: Path, result: dict[str, Any]) -> None:
 
 def audit_html(result: dict[str, Any]) -> str:
     """`result` as from an audit, with `thumbnails` (name -> data URI)."""
-    import jinja2
-
-    here = jinja2.FileSystemLoader(Path(__file__).parent)
-    pages = jinja2.Environment(loader=here, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    pages.filters |= {"printable": printable, "csp_hash": csp_hash}
-    largest = max((n for split in result["splits"].values() for n in split["class_counts"].values()), default=1)
-    return pages.get_template("audit.html").render(
-        result=result,
-        figures=figures(result),
-        classes=_class_rows(result),
-        most_classes=_PAGE_CLASSES,
-        largest=max(1, largest),
+    counts = "{problems} problems, {warnings} warnings, {notes} notes.".format(**result)
+    if result["looked_at"] < result["samples"]:
+        counts += f" Only {result['looked_at']} of {result['samples']} samples were looked at: more may be wrong."
+    found = [_page_finding(finding, result["thumbnails"]) for finding in result["findings"]]
+    body = Markup("<header><h1>Audit of <code>{}</code></h1>{}</header><main>{}{}{}</main>").format(
+        shown(result["path"]),
+        paragraph(counts, "lead"),
+        section("What was found", *(found or [paragraph("Nothing to report.")])),
+        section("What it consists of", pairs(figures(result))),
+        section("Classes", *_classes(result)),
     )
+    return page(f"Audit of {result['path']}", body, scripted=False)
 
 
-def _class_rows(result: dict[str, Any]) -> list[tuple[str, list[int]]]:
-    """Class and its count in every split, smallest training class first."""
-    splits = list(result["splits"].values())
-    rows = [(name, [split["class_counts"][name] for split in splits]) for name in splits[0]["class_counts"]]
-    return sorted(rows, key=lambda row: row[1])[:_PAGE_CLASSES]
+def _page_finding(finding: dict[str, Any], thumbnails: Mapping[str, str]) -> Markup:
+    examples = [_page_example(example, thumbnails) for example in finding["examples"]]
+    text = Markup("<strong>{:,} {}</strong> {}").format(
+        finding["count"], shown(finding["what"]), pill(f"{finding['severity']} · {finding['id']}")
+    )
+    items = Markup("<ul>{}</ul>").format(join_markup(examples)) if examples else Markup("")
+    return join_markup([note(text, _KINDS[finding["severity"]]), paragraph(finding["do"]), items])
+
+
+def _page_example(example: dict[str, Any], thumbnails: Mapping[str, str]) -> Markup:
+    code, figure = (
+        Markup("<code>{}</code>"),
+        Markup('<figure><img src="{}" alt=""><figcaption>{}</figcaption></figure>'),
+    )
+    names = Markup(" = ").join(code.format(shown(name)) for name in example["names"])
+    pictures = [figure.format(thumbnails[name], shown(name)) for name in example["names"] if name in thumbnails]
+    detail = Markup(' <span class="dim">{}</span>').format(shown(example["detail"])) if example["detail"] else ""
+    shelf = Markup('<div class="pictures">{}</div>').format(join_markup(pictures)) if pictures else ""
+    return Markup("<li>{}{}{}</li>").format(names, detail, shelf)
+
+
+def _classes(result: dict[str, Any]) -> list[Markup]:
+    """Each class with its count in every split, smallest training class first."""
+    splits = result["splits"]
+    counts = [split["class_counts"] for split in splits.values()]
+    rows = sorted(((name, [each[name] for each in counts]) for name in counts[0]), key=lambda row: row[1])
+    largest = max((number for each in counts for number in each.values()), default=1) or 1
+    meter = Markup('<meter max="{}" value="{}"></meter>')
+    cells = [
+        [name, *(f"{count:,}" for count in numbers), meter.format(largest, numbers[0])]
+        for name, numbers in rows[:_PAGE_CLASSES]
+    ]
+    left_out = f"The {_PAGE_CLASSES} smallest of {result['classes']}; flatout data audit --json has all of them."
+    return [
+        paragraph(left_out, "dim") if result["classes"] > _PAGE_CLASSES else Markup(""),
+        table(["class", *splits, ""], cells),
+    ]

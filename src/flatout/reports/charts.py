@@ -5,25 +5,17 @@ page.js adds values under the pointer and switches for series; without it every 
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from flatout.reports.page import joined, printable, shown
+from flatout.analysis.epoch_ledger import part_order
+from flatout.reports.page import join_markup, printable, shown
 
 MOST_POINTS = 1000  # per series: more than a screen has pixels to show
 _LARGEST = 1e100  # what is beyond has diverged, and would flatten all else
-_PARTS = (
-    "startup", "data_wait", "copy", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
-    "other", "unattributed",
-)  # fmt: skip
 Point = tuple[float, float | None]
-
-
-def in_order(part: str) -> tuple[int, str]:
-    """Sorts parts of the ledger as a run meets them; names not known here come last."""
-    return (_PARTS.index(part) if part in _PARTS else len(_PARTS), part)
 
 
 @dataclass(frozen=True)
@@ -35,16 +27,6 @@ class Series:
     style: str = ""  # a colour class of page.css; by position where empty
     faint: bool = False
     dots: bool = False
-
-
-@dataclass(frozen=True)
-class Block:
-    """One stretch of a strip, in the units of its axis."""
-
-    start: float
-    length: float
-    style: str
-    title: str
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -93,10 +75,19 @@ def line_chart(
         return Markup("")
     xs = [x for s in drawn for x, _ in s.points]
     frame = _Frame(min(xs), max(xs), *_extent(values, from_zero), height, log_x)
-    groups = joined(_curve(i, s, frame, scatter) for i, s in enumerate(drawn))
-    lines = joined(_mark(frame, x, name) for x, name in marks)
-    return _figure(title, note, _summary(title, drawn, unit), frame, Markup("{}{}").format(lines, groups),
-                   _data(drawn, frame, x_label, unit), _switches(drawn), x_label, unit)  # fmt: skip
+    groups = join_markup(_curve(i, s, frame, scatter) for i, s in enumerate(drawn))
+    lines = join_markup(_mark(frame, x, name) for x, name in marks)
+    return _figure(
+        title,
+        note,
+        _summary(title, drawn, unit),
+        frame,
+        Markup("{}{}").format(lines, groups),
+        _data(drawn, frame, x_label, unit),
+        _switches(drawn),
+        x_label,
+        unit,
+    )
 
 
 def scatter_chart(
@@ -114,16 +105,19 @@ def area_chart(
     """What every stretch of equal length consists of, stacked; names are colour classes, values shares of 1."""
     if not bins:
         return Markup("")
-    names = sorted({name for each in bins for name, share in each.items() if share > 0}, key=in_order)
+    names = sorted({name for each in bins for name, share in each.items() if share > 0}, key=part_order)
     frame = _Frame(*extent, 0.0, 100.0, 150)
     below, paths, width = [0.0] * len(bins), [], 1000 / len(bins)
     for name in names:
         above = [low + 100 * each.get(name, 0.0) for low, each in zip(below, bins, strict=True)]
-        paths.append(Markup('<path class="{0} block" d="{1}"><title>{2}</title></path>').format(
-            name, _band(below, above, width, frame), name.replace("_", " ")))  # fmt: skip
+        paths.append(
+            Markup('<path class="{0} block" d="{1}"><title>{2}</title></path>').format(
+                name, _band(below, above, width, frame), name.replace("_", " ")
+            )
+        )
         below = above
-    keys = _keys((name, name.replace("_", " "), "") for name in names)
-    return _figure(title, note, f"{title}: {', '.join(names)}", frame, joined(paths), None, keys, x_label, " %")
+    keys = legend((name, name.replace("_", " "), "") for name in names)
+    return _figure(title, note, f"{title}: {', '.join(names)}", frame, join_markup(paths), None, keys, x_label, " %")
 
 
 def _band(below: Sequence[float], above: Sequence[float], width: float, frame: "_Frame") -> str:
@@ -133,53 +127,6 @@ def _band(below: Sequence[float], above: Sequence[float], width: float, frame: "
         f"L{(n + 1) * width:.1f} {frame.y(below[n]):.1f}H{n * width:.1f}" for n in reversed(range(len(below)))
     )
     return f"M0 {frame.y(above[0]):.1f}{top} {bottom}Z"
-
-
-def strips(
-    title: str,
-    rows: Sequence[tuple[str, Sequence[Block], str]],
-    extent: tuple[float, float],
-    unit: str = "",
-    note: str = "",
-    kind: str = "",
-    keys: Iterable[tuple[str, str, str]] = (),
-) -> Markup:
-    """Rows of blocks on one axis: name, blocks, figure at the right. Serves ledgers and lanes alike."""
-    if not rows:
-        return Markup("")
-    low, high = extent
-    row = Markup('<span class="name" title="{0}">{0}</span>{1}<span class="dim">{2}</span>')
-    body = joined(row.format(printable(name), _strip(name, blocks, low, high), figure) for name, blocks, figure in rows)
-    at = [(100 * (t - low) / ((high - low) or 1), f"{t - low:g}{unit}") for t in ticks(low, high, 4)] if unit else []
-    labels = joined(
-        Markup('<text x="{:.2f}%" y="12" text-anchor="{}">{}</text>').format(x, _anchor(x), t) for x, t in at
-    )
-    axis = Markup('<span></span><span class="axis"><svg aria-hidden="true">{}</svg></span><span></span>').format(labels)
-    return Markup('<figure class="{}"><figcaption>{}{}</figcaption><div class="strips">{}{}</div>{}</figure>').format(
-        kind, shown(title), _small(note), body, axis if at else "", _keys(keys))  # fmt: skip
-
-
-def stacked(parts: dict[str, float], whole: float, write: Callable[[float], str]) -> list[Block]:
-    """The parts of one whole, one after the other."""
-    blocks, at = [], 0.0
-    for name, value in parts.items():
-        if value > 0:
-            label = name.replace("_", " ")
-            share = f", {100 * value / whole:.1f} %" if whole else ""
-            blocks.append(Block(at, value, name, f"{label}: {write(value)}{share}"))
-        at += max(0.0, value)
-    return blocks
-
-
-def _strip(name: str, blocks: Sequence[Block], low: float, high: float) -> Markup:
-    scale = 1000 / ((high - low) or 1)
-    rect = Markup('<rect class="{} block" x="{:.2f}" y="0" width="{:.2f}" height="20"><title>{}</title></rect>')
-    rects = joined(
-        rect.format(b.style, (b.start - low) * scale, max(0.4, b.length * scale), printable(b.title)) for b in blocks
-    )
-    words = "; ".join(b.title for b in blocks[:12])
-    return Markup('<svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>').format(
-        printable(f"{name}: {words}"), rects)  # fmt: skip
 
 
 class _Frame:
@@ -227,9 +174,16 @@ def _mark(frame: _Frame, x: float, name: str) -> Markup:
 
 
 def _figure(
-    title: str, note: str, label: str, frame: _Frame, inner: Markup, data: str | None, legend: Markup, x_label: str,
+    title: str,
+    note: str,
+    label: str,
+    frame: _Frame,
+    inner: Markup,
+    data: str | None,
+    keys: Markup,
+    x_label: str,
     unit: str,
-) -> Markup:  # fmt: skip
+) -> Markup:
     chart = Markup(' data-chart="{}"').format(data) if data else Markup("")
     tools = Markup('<line class="cursor" y1="0" y2="{}"/>').format(frame.height)
     return Markup(
@@ -238,10 +192,19 @@ def _figure(
         'role="img" aria-label="{label}">{grid}{inner}{tools}</svg></div>{x_axis}<div class="tip" hidden></div></div>'
         "{legend}</figure>"
     ).format(
-        chart=chart, title=shown(title), note=_small(note), y_axis=_y_axis(frame, unit), height=frame.height,
-        label=printable(label), grid=_grid(frame), inner=inner, tools=tools, legend=legend,
-        x_axis=_x_axis(frame, x_label), focus=Markup(' tabindex="0"') if data else "",
-    )  # fmt: skip
+        chart=chart,
+        title=shown(title),
+        note=caption_note(note),
+        y_axis=_y_axis(frame, unit),
+        height=frame.height,
+        label=printable(label),
+        grid=_grid(frame),
+        inner=inner,
+        tools=tools,
+        legend=keys,
+        x_axis=_x_axis(frame, x_label),
+        focus=Markup(' tabindex="0"') if data else "",
+    )
 
 
 def _grid(frame: _Frame) -> Markup:
@@ -252,7 +215,7 @@ def _grid(frame: _Frame) -> Markup:
 def _y_axis(frame: _Frame, unit: str) -> Markup:
     text = Markup('<text x="50" y="{:.1f}" text-anchor="end">{}</text>')
     marks = ticks(frame.y_low, frame.y_high)
-    labels = joined(text.format(frame.y(t) + 4, f"{t:.6g}{unit}") for t in marks)
+    labels = join_markup(text.format(frame.y(t) + 4, f"{t:.6g}{unit}") for t in marks)
     return Markup('<svg height="{}" aria-hidden="true">{}</svg>').format(frame.height, labels)
 
 
@@ -260,25 +223,27 @@ def _x_axis(frame: _Frame, x_label: str) -> Markup:
     marks = ticks(frame.x_low, frame.x_high, 5)
     at = [(frame.x(t) / 10, f"{10**t:.2g}" if frame.log_x else f"{t:,.6g}") for t in marks]
     text = Markup('<text x="{:.2f}%" y="14" text-anchor="{}">{}</text>')
-    labels = joined(text.format(x, _anchor(x), t) for x, t in at)
+    labels = join_markup(text.format(x, text_anchor(x), t) for x, t in at)
     name = Markup('<text x="50%" y="29" text-anchor="middle">{}</text>').format(printable(x_label))
     return Markup('<svg class="x" height="32" aria-hidden="true">{}{}</svg>').format(labels, name)
 
 
-def _anchor(percent: float) -> str:
+def text_anchor(percent: float) -> str:
+    """Keeps labels at the ends of an axis inside of it."""
     return "start" if percent < 2 else "end" if percent > 98 else "middle"
 
 
-def _small(note: str) -> Markup:
+def caption_note(note: str) -> Markup:
+    """A chart's remark beside its title; nothing for an empty one."""
     return Markup(' <span class="dim">{}</span>').format(shown(note)) if note else Markup("")
 
 
-def _keys(entries: Iterable[tuple[str, str, str]]) -> Markup:
+def legend(entries: Iterable[tuple[str, str, str]]) -> Markup:
     """A legend without switches: colour class, name, figure."""
     item = Markup(
         '<li class="{}"><span class="key"></span><span class="label">{}</span><span class="figure">{}</span></li>'
     )
-    items = joined(item.format(style, shown(name), shown(figure)) for style, name, figure in entries)
+    items = join_markup(item.format(style, shown(name), shown(figure)) for style, name, figure in entries)
     return Markup('<ul class="legend">{}</ul>').format(items) if items else Markup("")
 
 
@@ -289,14 +254,19 @@ def _switches(series: Sequence[Series]) -> Markup:
         '<li class="{}"><button type="button" data-toggle="{}" aria-pressed="true"><span class="key"></span>'
         '<span class="label">{}</span></button></li>'
     )
-    items = joined(item.format(s.style, i, shown(s.name)) for i, s in enumerate(series))
+    items = join_markup(item.format(s.style, i, shown(s.name)) for i, s in enumerate(series))
     return Markup('<ul class="legend" aria-label="Series">{}</ul>').format(items)
 
 
 def _data(series: Sequence[Series], frame: _Frame, x_label: str, unit: str) -> str:
     points = [{"name": printable(s.name), "points": [[_short(x), _short(y)] for x, y in s.points]} for s in series]
-    values = {"x": [frame.x_low, frame.x_high], "x_label": printable(x_label), "unit": unit, "series": points,
-              "log_x": frame.log_x}  # fmt: skip
+    values = {
+        "x": [frame.x_low, frame.x_high],
+        "x_label": printable(x_label),
+        "unit": unit,
+        "series": points,
+        "log_x": frame.log_x,
+    }
     return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 
@@ -314,6 +284,8 @@ def _summary(title: str, series: Sequence[Series], unit: str) -> str:
     for each in series:
         values = [y for _, y in each.points if y is not None]
         if values:
-            words.append(f"{each.name} from {values[0]:.4g}{unit} to {values[-1]:.4g}{unit}, "
-                         f"lowest {min(values):.4g}{unit}, highest {max(values):.4g}{unit}")  # fmt: skip
+            words.append(
+                f"{each.name} from {values[0]:.4g}{unit} to {values[-1]:.4g}{unit}, "
+                f"lowest {min(values):.4g}{unit}, highest {max(values):.4g}{unit}"
+            )
     return f"{title}: {'; '.join(words)}"

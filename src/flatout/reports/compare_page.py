@@ -4,23 +4,29 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from flatout.reports.charts import Series, line_chart, stacked, strips
-from flatout.reports.comparability import Side
-from flatout.reports.compare import Comparison, Figure
+from flatout.analysis.comparability import Side
+from flatout.analysis.comparison import Comparison, Figure
+from flatout.reports.charts import Series, line_chart
 from flatout.reports.compare_text import judgement, ledger_cells, relation, setting
-from flatout.reports.page import joined, note, page, paragraph, section, table
+from flatout.reports.page import join_markup, note, page, paragraph, section, table
+from flatout.reports.strips import stacked, strips
 from flatout.reports.values import write_value
 from flatout.units import format_seconds
 
-_CURVES = (("top1", "top-1 accuracy", 100.0, " %"), ("bleu", "BLEU", 1.0, ""), ("val_loss", "validation loss", 1.0, ""),
-           ("train_loss", "training loss", 1.0, ""))  # fmt: skip
+_CURVES = (
+    ("top1", "top-1 accuracy", 100.0, " %"),
+    ("bleu", "BLEU", 1.0, ""),
+    ("val_loss", "validation loss", 1.0, ""),
+    ("train_loss", "training loss", 1.0, ""),
+)
 
 
 def comparison_page(found: Comparison, sides: Sequence[Side]) -> str:
+    """A whole document; `sides` are the runs of `found`, for their curves."""
     title = " against ".join(found.labels) if len(found.labels) == 2 else f"{len(found.labels)} runs compared"
     parts = [
-        joined(note(text, "bad" if text.startswith("NOT") else "warn") for text in found.caveats),
-        joined(note(row.sentence, "good" if "MORE" not in row.sentence else "warn") for row in found.scaling),
+        join_markup(note(text, "bad" if text.startswith("NOT") else "warn") for text in found.caveats),
+        join_markup(note(row.sentence, "good" if "MORE" not in row.sentence else "warn") for row in found.scaling),
         section("What differs", *_differences(found)),
         section("Figures", _figures(found)),
         section("Where the time went", *_ledger(found)),
@@ -30,7 +36,7 @@ def comparison_page(found: Comparison, sides: Sequence[Side]) -> str:
             table(("run", "directory"), [(a, str(b)) for a, b in zip(found.labels, found.directories, strict=True)]),
         ),
     ]
-    body = Markup("<header><h1>{}</h1></header><main>{}</main>").format(title, joined(parts))
+    body = Markup("<header><h1>{}</h1></header><main>{}</main>").format(title, join_markup(parts))
     return page(f"flatout: {title}", body)
 
 
@@ -104,4 +110,4 @@ def _curves(found: Comparison, sides: Sequence[Side]) -> list[Markup]:
                 series.append(Series(label, points, dots=True))
         if series:
             charts.append(line_chart(title, series, "epoch", unit))
-    return [Markup('<div class="pair">{}</div>').format(joined(charts))] if charts else []
+    return [Markup('<div class="pair">{}</div>').format(join_markup(charts))] if charts else []

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.reports.compare import Comparison, Figure
+from flatout.analysis.comparison import Comparison, Figure
 from flatout.reports.values import write_value
 from flatout.units import format_seconds, format_share
 
@@ -15,6 +15,7 @@ _EQUAL = ("1.00x", "+0.0 points", "-0.0 points")
 
 
 def render_comparison(found: Comparison) -> RenderableType:
+    """Caveats first, then differences, figures and the ledger."""
     pieces: list[RenderableType] = [Text(f"! {text}", style="bold yellow") for text in found.caveats]
     pieces += [Text(row.sentence, style="bold") for row in found.scaling]
     for title, rows in (("configuration", found.settings), ("machine", found.machines)):

@@ -8,6 +8,7 @@ from rich.text import Text
 
 
 def config_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
+    """Rows are key, value and origin; defaults are dim."""
     table = Table(box=None, header_style="dim")
     for name in ("key", "value", "from"):
         table.add_column(name)

@@ -1,18 +1,22 @@
 """Learning curves, step times and the machine's use as charts."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from flatout.analysis.convergence import metric_of
+from flatout.analysis.details import Details, numbers
+from flatout.config.tasks import Metric
 from flatout.reports.charts import Point, Series, line_chart, scatter_chart
-from flatout.reports.page import joined
-from flatout.runs.convergence import Metric, metric_of
-from flatout.runs.details import Details, numbers
+from flatout.reports.page import join_markup
+from flatout.runs.system import SYSTEM_COLUMNS
+from flatout.runs.tables import EPOCH_COLUMNS
 
 _MOST_SERIES = 8
 _LEVELS = ("rss", "memory", "swap", "shm")
-_NOT_METRICS = ("attempt", "epoch", "step", "samples", "train_loss", "val_loss", "learning_rate", "time_unix")
+_NOT_METRICS = (*EPOCH_COLUMNS, "val_loss")
 
 
 def curve_charts(details: Details) -> Markup:
@@ -20,18 +24,20 @@ def curve_charts(details: Details) -> Markup:
     epochs, steps = details.run.epochs, details.run.steps
     ends = [end if end is not None else n + 1.0 for n, end in enumerate(numbers(epochs, "step"))]
     marks = [(at, f"end of epoch {int(row['epoch']) + 1}") for at, row in zip(ends, epochs, strict=True)][-200:]
-    at = [float(row["step"]) for row in steps]
+    at = [float(row.step) for row in steps]
     loss = [
-        Series("each step", _points(at, numbers(steps, "loss")), "s7", faint=True),
+        Series("each step", _points(at, [row.loss for row in steps]), "s7", faint=True),
         Series("training, by epoch", _points(ends, numbers(epochs, "train_loss")), "s0", dots=True),
         Series("validation", _points(ends, numbers(epochs, "val_loss")), "s1", dots=True),
     ]
-    by_step = steps or epochs  # an imported log may have epochs alone
-    rates = Series("learning rate", _points(at or ends, numbers(by_step, "learning_rate")), "s3")
-    unit, factor, seconds = *_second_unit(details), numbers(steps, "step_seconds")
+    by_step = [row.learning_rate for row in steps]
+    by_epoch = numbers(epochs, "learning_rate")  # an imported log may have epochs alone
+    rates = Series("learning rate", _points(at, by_step) if steps else _points(ends, by_epoch), "s3")
+    unit, factor = _second_unit(details)
+    waits = _scaled(at, [row.data_wait_seconds for row in steps], factor)
     times = [
-        Series("step", _scaled(at, seconds, factor), "s0"),
-        Series("of it, waiting for data", _scaled(at, numbers(steps, "data_wait_seconds"), factor), "data_wait"),
+        Series("step", _scaled(at, [row.step_seconds for row in steps], factor), "s0"),
+        Series("of it, waiting for data", waits, "data_wait"),
     ]
     charts = [
         line_chart("Loss", [s for s in loss if _has_values(s)], "step", marks=marks),
@@ -39,7 +45,7 @@ def curve_charts(details: Details) -> Markup:
         line_chart("Learning rate", [rates], "step", from_zero=True, marks=marks),
         line_chart("Step time", times, "step", unit, from_zero=True, marks=marks),
     ]
-    return Markup('<div class="pair">{}</div>').format(joined(charts))
+    return Markup('<div class="pair">{}</div>').format(join_markup(charts))
 
 
 def _second_unit(details: Details) -> tuple[str, float]:
@@ -55,19 +61,20 @@ def _metrics(epochs: Sequence[Mapping[str, str]]) -> Markup:
     for name in names:
         by_unit.setdefault(metric_of(name).unit, []).append(metric_of(name))
     at = [int(row["epoch"]) + 1.0 for row in epochs]
-    return joined(
+    return join_markup(
         line_chart(
             "Accuracy" if unit == " %" else ", ".join(metric.title for metric in metrics),
             [Series(m.title, _scaled(at, numbers(epochs, m.name), m.factor), dots=True) for m in metrics],
-            "epoch", unit if unit == " %" else "",
+            "epoch",
+            unit if unit == " %" else "",
         )
         for unit, metrics in by_unit.items()
-    )  # fmt: skip
+    )
 
 
 def _points(at: Sequence[float], values: Sequence[float | None]) -> list[Point]:
-    """Without the steps whose value was not read: a curve goes on across them."""
-    return [(x, y) for x, y in zip(at, values, strict=True) if y is not None]
+    """Without the steps whose value was not read, or is no number: a curve goes on across them."""
+    return [(x, y) for x, y in zip(at, values, strict=True) if y is not None and math.isfinite(y)]
 
 
 def _scaled(at: Sequence[float], values: Sequence[float | None], factor: float) -> list[Point]:
@@ -107,7 +114,7 @@ def resource_charts(system: Sequence[Mapping[str, str]]) -> Markup:
             ]
             groups.setdefault((title, unit), []).append(Series(_label(name), points))
     charts = [_resource_chart(title, unit, series) for (title, unit), series in groups.items()]
-    return Markup('<div class="pair">{}</div>').format(joined(charts))
+    return Markup('<div class="pair">{}</div>').format(join_markup(charts))
 
 
 def _rated(value: float, length: float | None, factor: float, per_second: bool) -> float:
@@ -124,7 +131,7 @@ def _resource_chart(title: str, unit: str, series: Sequence[Series]) -> Markup:
 
 def _kind(column: str) -> tuple[str, str, float, bool]:
     """Title of the chart, unit, factor and whether the column counts per interval; no title: not a reading."""
-    if column in ("attempt", "seconds", "time_unix", "interval_seconds"):
+    if column in SYSTEM_COLUMNS:
         return "", "", 1, False
     device = re.split(r"\d|_", column, maxsplit=1)[0]
     name = {"nic": "Network", "disk": "Disk", "gpu": "GPU", "cpu": "CPU"}.get(device, device.replace("_", " ").title())

@@ -10,6 +10,7 @@ from flatout.units import format_seconds, format_usd
 
 
 def render_explanation(name: str, explanation: Explanation) -> RenderableType:
+    """The verdict, then each finding with evidence, fix and what it buys."""
     style = "bold green" if explanation.healthy else "bold red" if explanation.cause == "unexplained" else "bold yellow"
     lines: list[RenderableType] = [Text(explanation.verdict, style=style), Text(f"cause: {explanation.cause}")]
     for number, finding in enumerate(explanation.findings, 1):

@@ -6,11 +6,13 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from flatout.reports.answers import answers, is_emulated, network_points
+from flatout.analysis.answers import answers, is_emulated, network_points
+from flatout.analysis.convergence import metric_of
+from flatout.analysis.details import Details
 from flatout.reports.curves import curve_charts, network_chart, resource_charts
 from flatout.reports.page import (
     folded,
-    joined,
+    join_markup,
     navigation,
     note,
     page,
@@ -24,8 +26,6 @@ from flatout.reports.page import (
     tiles,
 )
 from flatout.reports.timeline_view import epoch_bars, estimate_table, ledger_bar, timeline
-from flatout.runs.convergence import metric_of
-from flatout.runs.details import Details
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_seconds, format_share, format_usd
 
@@ -36,6 +36,7 @@ _FINDING = ("evidence", "fix", "gain", "usd")
 
 
 def write_report_page(path: Path, details: Details) -> None:
+    """Whole or not at all; OSError where `path` cannot be written."""
     write_text(path, report_page(details))
 
 
@@ -55,9 +56,13 @@ def report_page(details: Details) -> str:
     ]
     present = [each for each in sections if each[2]]
     body = Markup("<header>{}{}{}</header>\n<main>{}\n{}</main>\n<footer>{}</footer>").format(
-        _headline(details), joined(_notes(details)), navigation((anchor, name) for anchor, name, _ in present),
-        _tiles(details), joined(content for _, _, content in present), _footer(details),
-    )  # fmt: skip
+        _headline(details),
+        join_markup(_notes(details)),
+        navigation((anchor, name) for anchor, name, _ in present),
+        _tiles(details),
+        join_markup(content for _, _, content in present),
+        _footer(details),
+    )
     return page(f"{details.run.name}: {details.run.status}", body)
 
 
@@ -67,7 +72,7 @@ def _headline(details: Details) -> Markup:
     pills += [pill("emulated device", "warn")] if is_emulated(details) else []
     pills += [pill(verdict, _VERDICTS.get(verdict, "bad"))] if verdict != "unknown" else []
     return Markup("<h1>{}</h1>{}{}").format(
-        shown(run.name), joined(pills), paragraph(f"{_capital(details.convergence['why'])}.", "lead")
+        shown(run.name), join_markup(pills), paragraph(f"{_capital(details.convergence['why'])}.", "lead")
     )
 
 
@@ -79,8 +84,12 @@ def _notes(details: Details) -> list[Markup]:
     """What a reader must not miss."""
     notes, cause = [], details.run.summary.get("cause")
     if is_emulated(details):
-        notes.append(note("The device is emulated: compute was replaced by a calibrated wait. Accuracy means nothing; "
-                          "times of data, network and records are real."))  # fmt: skip
+        notes.append(
+            note(
+                "The device is emulated: compute was replaced by a calibrated wait. Accuracy means nothing; "
+                "times of data, network and records are real."
+            )
+        )
     if cause:
         notes.append(note(_capital(cause), "warn" if details.run.status == "stopped" else "bad"))
     notes += [note(_capital(alarm), "bad") for alarm in details.convergence.get("alarms") or []]
@@ -98,14 +107,16 @@ def _tiles(details: Details) -> Markup:
     emulated = "emulated" if is_emulated(details) else ""
     total = (summary.get("cost") or {}).get("total_usd")
     step = (speed.get("step_seconds") or {}).get("p50")
-    return tiles([
-        (metric.title, None if value is None else metric.write(value), emulated or _best(found)),
-        ("wall clock", format_seconds(wall), f"{len(details.run.steps):,} steps"),
-        ("samples/s", None if rate is None else f"{rate:,.0f}", emulated or f"median step {format_seconds(step)}"),
-        ("waiting for data", format_share(parts.get("data_wait"), wall), "of the wall clock"),
-        (*_device_use(summary), emulated or _device_name(summary)),
-        ("cost", format_usd(total), "" if total is not None else "no price set"),
-    ])  # fmt: skip
+    return tiles(
+        [
+            (metric.title, None if value is None else metric.write(value), emulated or _best(found)),
+            ("wall clock", format_seconds(wall), f"{len(details.run.steps):,} steps"),
+            ("samples/s", None if rate is None else f"{rate:,.0f}", emulated or f"median step {format_seconds(step)}"),
+            ("waiting for data", format_share(parts.get("data_wait"), wall), "of the wall clock"),
+            (*_device_use(summary), emulated or _device_name(summary)),
+            ("cost", format_usd(total), "" if total is not None else "no price set"),
+        ]
+    )
 
 
 def _device_use(summary: dict[str, Any]) -> tuple[str, str | None]:
@@ -149,8 +160,16 @@ def _cost(details: Details) -> list[Markup]:
     missing = [note(each) for each in found.get("unpriced") or []]
     if found.get("total_usd") is None and not lines:
         return [*(missing or [paragraph("No price is set: name cost.instance or cost.usd_per_hour.", "dim")])]
-    rows = [[line["name"], f"{line['quantity']:,.6g}", line["unit"], f"${line['unit_price_usd']:.6g}",
-             format_usd(line["usd"])] for line in lines]  # fmt: skip
+    rows = [
+        [
+            line["name"],
+            f"{line['quantity']:,.6g}",
+            line["unit"],
+            f"${line['unit_price_usd']:.6g}",
+            format_usd(line["usd"]),
+        ]
+        for line in lines
+    ]
     rows.append(["total", "", "", "", format_usd(found.get("total_usd"))])
     dated = paragraph(f"Prices as of {found.get('prices_dated') or 'n/a'}.", "dim")
     return [table(["item", "quantity", "unit", "price", "cost"], rows, total=True), dated, *missing]
@@ -159,10 +178,14 @@ def _cost(details: Details) -> list[Markup]:
 def _findings(details: Details) -> list[Markup]:
     """What `flatout explain` left in findings.json."""
     return [
-        joined([Markup("<h3>{}</h3>").format(shown(each.get("title") or each.get("id"))),
-                pairs((key, _words(each[key])) for key in _FINDING if each.get(key) is not None)])
+        join_markup(
+            [
+                Markup("<h3>{}</h3>").format(shown(each.get("title") or each.get("id"))),
+                pairs((key, _words(each[key])) for key in _FINDING if each.get(key) is not None),
+            ]
+        )
         for each in details.findings
-    ]  # fmt: skip
+    ]
 
 
 def _words(value: Any) -> str:

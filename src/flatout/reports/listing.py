@@ -10,6 +10,7 @@ from flatout.units import format_seconds, format_usd
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
+    """A row for each run."""
     table = Table(box=None, header_style="dim")
     for name in ("directory", "name", "status"):
         table.add_column(name, overflow="fold", no_wrap=name != "name")  # a directory in one piece, to be typed again

@@ -12,6 +12,7 @@ from flatout.runs.directory import write_text
 
 
 def write_lr_plot(path: Path, name: str, result: dict[str, Any]) -> None:
+    """`result` is what a range test found: points and suggestions."""
     rates = [math.log10(point["learning_rate"]) for point in result["points"]]
     series = [
         Series(title, _points(rates, result, key), style, faint)

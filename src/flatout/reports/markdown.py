@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 
-from flatout.reports.answers import answers, is_emulated
+from flatout.analysis.answers import answers, is_emulated
+from flatout.analysis.details import Details
 from flatout.reports.page import printable
-from flatout.runs.details import Details
 from flatout.units import format_seconds, format_share, format_usd
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|#~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 
 def report_markdown(details: Details) -> str:
+    """Answers, where the time went, cost."""
     run = details.run
     emulated = " (EMULATED device)" if is_emulated(details) else ""
     parts = [f"# {_text(run.name)}: {run.status}{emulated}"]

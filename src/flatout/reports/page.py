@@ -17,7 +17,7 @@ _PAGE = Markup("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src '{style_hash}'; \
-script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
+{script_source}base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <title>{title}</title>
@@ -26,22 +26,24 @@ script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
 </head>
 <body>
 {body}
-<script>{script}</script>
-</body>
+{script}</body>
 </html>
 """)
 
 
-def page(title: str, body: Markup) -> str:
-    """A whole document; `body` holds <header>, <main> and <footer>."""
-    # our own files, not anybody's words
+def page(title: str, body: Markup, scripted: bool = True) -> str:
+    """A whole document; `body` holds <header>, <main> and <footer>. `scripted`: with page.js, which charts use."""
+    # files of this package: not escaped
     style, script = (Markup((Path(__file__).parent / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
-    return str(
-        _PAGE.format(
-            title=printable(title), body=body, style=style, script=script, style_hash=csp_hash(style),
-            script_hash=csp_hash(script),
-        )
-    )  # fmt: skip
+    document = _PAGE.format(
+        title=printable(title),
+        body=body,
+        style=style,
+        style_hash=csp_hash(style),
+        script=Markup("<script>{}</script>\n").format(script) if scripted else "",
+        script_source=Markup("script-src '{}'; ").format(csp_hash(script)) if scripted else "",
+    )
+    return str(document)
 
 
 def csp_hash(content: str) -> str:
@@ -61,7 +63,8 @@ def shown(value: Any) -> Markup:
     return escape("n/a" if value is None else printable(str(value)))
 
 
-def joined(pieces: Iterable[Markup]) -> Markup:
+def join_markup(pieces: Iterable[Markup]) -> Markup:
+    """One piece below the other."""
     return Markup("\n").join(pieces)
 
 
@@ -72,7 +75,7 @@ def section(title: str, *content: Markup, anchor: str = "") -> Markup:
         return Markup("")
     name = anchor or "".join(c if c.isalnum() else "-" for c in title.lower())
     body = Markup('<section id="{}" aria-labelledby="{}-h">\n<h2 id="{}-h">{}</h2>\n{}\n</section>')
-    return body.format(name, name, name, shown(title), joined(filled))
+    return body.format(name, name, name, shown(title), join_markup(filled))
 
 
 def paragraph(value: Any, kind: str = "") -> Markup:
@@ -86,6 +89,7 @@ def note(value: Any, kind: str = "warn") -> Markup:
 
 
 def pill(text: str, kind: str = "") -> Markup:
+    """A short word in a box; `kind` is good, warn or bad."""
     return Markup('<span class="pill {}">{}</span>').format(kind, shown(text))
 
 
@@ -93,14 +97,14 @@ def tiles(rows: Iterable[tuple[str, Any, Any]]) -> Markup:
     """The few figures that matter most: name, value, a small remark (or an empty string)."""
     tile = Markup('<div><dt>{}</dt><dd><span class="value">{}</span><span class="small">{}</span></dd></div>')
     return Markup('<dl class="tiles">{}</dl>').format(
-        joined(tile.format(shown(name), shown(value), shown(small)) for name, value, small in rows)
+        join_markup(tile.format(shown(name), shown(value), shown(small)) for name, value, small in rows)
     )
 
 
 def pairs(rows: Iterable[tuple[Any, Any]]) -> Markup:
     """Questions and their answers, or names and their values."""
     pair = Markup("<dt>{}</dt><dd>{}</dd>")
-    return Markup('<dl class="answers">{}</dl>').format(joined(pair.format(shown(a), shown(b)) for a, b in rows))
+    return Markup('<dl class="answers">{}</dl>').format(join_markup(pair.format(shown(a), shown(b)) for a, b in rows))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", total: bool = False) -> Markup:
@@ -109,8 +113,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "
     if not lines:
         return Markup("")
     right = [all(_is_figure(line[i]) for line in lines) for i in range(len(header))]
-    head = joined(_COLUMN.format(_kind(figure), shown(name)) for name, figure in zip(header, right, strict=True))
-    body = joined(_row(line, right, total and n == len(lines) - 1) for n, line in enumerate(lines))
+    head = join_markup(_COLUMN.format(_kind(figure), shown(name)) for name, figure in zip(header, right, strict=True))
+    body = join_markup(_row(line, right, total and n == len(lines) - 1) for n, line in enumerate(lines))
     return Markup(
         '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>{}<thead><tr>{}</tr></thead>\n'
         "<tbody>\n{}\n</tbody></table></div>"
@@ -126,7 +130,7 @@ _CELL = Markup('<td class="{}">{}</td>')
 
 def _row(cells: Sequence[Markup], right: Sequence[bool], total: bool) -> Markup:
     first = _FIRST.format(_kind(right[0]), cells[0])
-    rest = joined(_CELL.format(_kind(figure), cell) for cell, figure in zip(cells[1:], right[1:], strict=True))
+    rest = join_markup(_CELL.format(_kind(figure), cell) for cell, figure in zip(cells[1:], right[1:], strict=True))
     return Markup('<tr class="{}">{}{}</tr>').format("total" if total else "", first, rest)
 
 
@@ -140,15 +144,16 @@ def _is_figure(cell: Markup) -> bool:
 
 def folded(title: str, *content: Markup) -> Markup:
     """Content that opens on demand."""
-    return Markup("<details><summary>{}</summary>{}</details>").format(shown(title), joined(content))
+    return Markup("<details><summary>{}</summary>{}</details>").format(shown(title), join_markup(content))
 
 
 def preformatted(text: str) -> Markup:
+    """Text with its line breaks, control characters as escapes."""
     lines = "\n".join(printable(line) for line in text.split("\n"))
     return Markup('<pre tabindex="0">{}</pre>').format(lines)
 
 
 def navigation(anchors: Iterable[tuple[str, str]]) -> Markup:
     """Links to sections: anchor, text."""
-    links = joined(Markup('<a href="#{}">{}</a>').format(anchor, shown(text)) for anchor, text in anchors)
+    links = join_markup(Markup('<a href="#{}">{}</a>').format(anchor, shown(text)) for anchor, text in anchors)
     return Markup('<nav aria-label="Sections">{}</nav>').format(links)

@@ -102,12 +102,17 @@ def _row(option: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     fits = f"{format_bytes(option['peak_bytes'])}, batch to {option['largest_batch']}"
     fits = fits if option["fits"] else f"no: {fits}"
     cells = [
-        (name_of(option), ""), (f"{option['gpus']} x {option['gpu']}", ""), (fits, ""),
-        (_range(option["samples_per_second"], _count), "n"), (_range(option["device_samples_per_second"], _count), "n"),
-        (option["limit"], ""), (_range(option["hours"], _hours), "n"),
-        ("no price" if option["usd"] is None else _range(option["usd"], format_usd), "n"), (option["basis"], ""),
+        (name_of(option), ""),
+        (f"{option['gpus']} x {option['gpu']}", ""),
+        (fits, ""),
+        (_range(option["samples_per_second"], _count), "n"),
+        (_range(option["device_samples_per_second"], _count), "n"),
+        (option["limit"], ""),
+        (_range(option["hours"], _hours), "n"),
+        ("no price" if option["usd"] is None else _range(option["usd"], format_usd), "n"),
+        (option["basis"], ""),
         (changes, "dim"),
-    ]  # fmt: skip
+    ]
     row = "".join(f'<td class="{kind}">{escape(printable(str(text)))}</td>' for text, kind in cells)
     return f"<tr{' class=best' if name_of(option) in plan['frontier'] else ''}>{row}</tr>"
 

@@ -62,13 +62,16 @@ def _table(options: Sequence[Mapping[str, Any]], named: set[str]) -> Table:
         mark = "* " if name_of(each) in named else ""
         fits = f"{format_bytes(each['peak_bytes'])}\nbatch up to {each['largest_batch']}"
         table.add_row(
-            f"{mark}{name_of(each)}\n{each['cloud']}", f"{each['gpus']} x {each['gpu']}",
+            f"{mark}{name_of(each)}\n{each['cloud']}",
+            f"{each['gpus']} x {each['gpu']}",
             fits if each["fits"] else f"no: {format_bytes(each['peak_bytes'])}",
-            _stacked(each["samples_per_second"], _count), _stacked(each["device_samples_per_second"], _count),
+            _stacked(each["samples_per_second"], _count),
+            _stacked(each["device_samples_per_second"], _count),
             each["limit"] + (f"\nwaits {each['waiting_share']:.0%}" if each["waiting_share"] > 0.05 else ""),
             _stacked(each["hours"], _hours),
-            "no price" if each["usd"] is None else _stacked(each["usd"], format_usd), each["basis"],
-        )  # fmt: skip
+            "no price" if each["usd"] is None else _stacked(each["usd"], format_usd),
+            each["basis"],
+        )
     return table
 
 
@@ -104,9 +107,14 @@ def scores_text(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
         table.add_column(name)
     for each in scores:
         table.add_row(
-            each["plan"], each["machine"], each["run"], _count(each["planned"]), _count(each["measured"]),
-            f"{100 * each['error']:+.1f} %", "yes" if each["inside"] else "no",
-        )  # fmt: skip
+            each["plan"],
+            each["machine"],
+            each["run"],
+            _count(each["planned"]),
+            _count(each["measured"]),
+            f"{100 * each['error']:+.1f} %",
+            "yes" if each["inside"] else "no",
+        )
     return table
 
 

@@ -30,6 +30,7 @@ class Scored(Protocol):
 
 
 def predictions_table(predictions: Sequence[Prediction]) -> Table:
+    """The first is the run as it is; speed-ups are to it."""
     table = Table(title="what it would buy (interval below each value)", title_justify="left")
     for name in ("change", "step", "samples/s", "epoch", "run", "cost", "memory", "limit", "speed-up"):
         table.add_column(name)
@@ -56,18 +57,25 @@ def _change(prediction: Prediction) -> str:
 
 
 def scores_table(scores: Sequence[Scored]) -> Table:
+    """A row for each prediction that has a run."""
     table = Table(title="predictions and the runs that followed", title_justify="left")
     for name in ("predicted in", "change", "run", "step predicted", "measured", "error", "in interval"):
         table.add_column(name)
     for score in scores:
         table.add_row(
-            score.made_in, named(score.changes), score.run, format_seconds(score.step_predicted),
-            format_seconds(score.step_measured), f"{100 * score.error:+.1f} %", "yes" if score.inside else "no",
-        )  # fmt: skip
+            score.made_in,
+            named(score.changes),
+            score.run,
+            format_seconds(score.step_predicted),
+            format_seconds(score.step_measured),
+            f"{100 * score.error:+.1f} %",
+            "yes" if score.inside else "no",
+        )
     return table
 
 
 def named(changes: Mapping[str, Any]) -> str:
+    """Changes as on the command line."""
     return ", ".join(f"{key}={value}" for key, value in changes.items())
 
 

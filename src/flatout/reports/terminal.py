@@ -7,17 +7,25 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from flatout.reports.answers import answers, is_emulated
+from flatout.analysis.answers import answers, is_emulated
+from flatout.analysis.convergence import metric_of
+from flatout.analysis.details import Details
 from flatout.reports.page import printable
-from flatout.runs.convergence import metric_of
-from flatout.runs.details import Details
 from flatout.units import format_seconds, format_share
 
 _COLOURS = {
-    "startup": "grey50", "data_wait": "red", "copy": "magenta", "forward": "green", "backward": "dark_green",
-    "communication": "yellow", "optimizer": "cyan", "validation": "blue", "checkpoint": "orange3", "other": "grey70",
+    "startup": "grey50",
+    "data_wait": "red",
+    "copy": "magenta",
+    "forward": "green",
+    "backward": "dark_green",
+    "communication": "yellow",
+    "optimizer": "cyan",
+    "validation": "blue",
+    "checkpoint": "orange3",
+    "other": "grey70",
     "unattributed": "white",
-}  # fmt: skip
+}
 _BAR_CELLS = 60
 _LEGEND_COLUMNS = 2
 
@@ -30,7 +38,7 @@ def render(details: Details, written: Mapping[str, str] | None = None) -> Render
 
 
 def _text(value: str, style: str = "") -> Text:
-    """What strangers named: neither markup nor control characters."""
+    """Untrusted text: markup is not interpreted, control characters are shown as escapes."""
     return Text(printable(value), style, overflow="fold")
 
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from flatout.reports.charts import Block, Series, area_chart, in_order, line_chart, stacked, strips
-from flatout.reports.page import joined, paragraph, table
-from flatout.runs.activity import Activity, CloseLook
-from flatout.runs.details import Details
-from flatout.runs.epoch_ledger import DIFFERENCES, explain_difference
+from flatout.analysis.activity import Activity, CloseLook
+from flatout.analysis.details import Details
+from flatout.analysis.epoch_ledger import DIFFERENCES, explain_difference, part_order
+from flatout.reports.charts import Series, area_chart, line_chart
+from flatout.reports.page import join_markup, paragraph, table
+from flatout.reports.strips import Block, stacked, strips
 from flatout.units import format_seconds, format_share
 
 _MOST_ROWS = 40
@@ -43,12 +44,15 @@ def epoch_bars(details: Details) -> Markup:
     if not epochs:
         return Markup("")
     longest = max(sum(parts.values()) for _, parts in rows)
-    order = sorted({name for _, parts in rows for name in parts if parts[name] > 0}, key=in_order)
+    order = sorted({name for _, parts in rows for name in parts if parts[name] > 0}, key=part_order)
     bars = [
-        (name, stacked({n: parts.get(n, 0.0) for n in order}, sum(parts.values()), format_seconds),
-         format_seconds(sum(parts.values())))
+        (
+            name,
+            stacked({n: parts.get(n, 0.0) for n in order}, sum(parts.values()), format_seconds),
+            format_seconds(sum(parts.values())),
+        )
         for name, parts in rows
-    ]  # fmt: skip
+    ]
     note = "" if size == 1 else f"mean of every {size} epochs"
     return strips("Epoch by epoch", bars, (0, longest), " s", note, keys=[(n, n.replace("_", " "), "") for n in order])
 
@@ -64,17 +68,33 @@ def estimate_table(details: Details) -> Markup:
     text = explain_difference(details.accounts)
     if text is None:
         return Markup("")
-    header = ["epoch", "batches N/B", "per batch", "estimate", "data wait", "first step", "uneven steps", "validation",
-              "checkpoint", "between steps", "= actual"]  # fmt: skip
+    header = [
+        "epoch",
+        "batches N/B",
+        "per batch",
+        "estimate",
+        "data wait",
+        "first step",
+        "uneven steps",
+        "validation",
+        "checkpoint",
+        "between steps",
+        "= actual",
+    ]
     rows = [
-        [a.epoch + 1, f"{a.batches:.2f}", format_seconds(a.batch_seconds), f"{a.estimate:.2f} s",
-         *(f"{getattr(a, name):+.2f}" for name in DIFFERENCES),
-         f"{a.actual:.2f} s{' (restarted)' if a.restarted else ''}"]
+        [
+            a.epoch + 1,
+            f"{a.batches:.2f}",
+            format_seconds(a.batch_seconds),
+            f"{a.estimate:.2f} s",
+            *(f"{getattr(a, name):+.2f}" for name in DIFFERENCES),
+            f"{a.actual:.2f} s{' (restarted)' if a.restarted else ''}",
+        ]
         for a in accounts
-    ]  # fmt: skip
+    ]
     note = "The time of a batch is the median step without its wait for data. All differences are in seconds."
     more = f" The first {_MOST_ROWS} of {len(details.accounts)} epochs." if len(details.accounts) > _MOST_ROWS else ""
-    return joined(
+    return join_markup(
         [
             paragraph(f"Mean epoch: {text}."),
             table(header, rows, "Estimate against actual"),
@@ -105,7 +125,7 @@ def timeline(activity: Activity) -> Markup:
         Series(name, [(at / scale, v) for at, v in points]) for name, points in list(overview.values().items())[:8]
     ]
     charts.append(line_chart("Queues", values, unit, from_zero=True, height=110))
-    return joined([*charts, *map(_close_look, activity.looks)])
+    return join_markup([*charts, *map(_close_look, activity.looks)])
 
 
 def _close_look(look: CloseLook) -> Markup:
@@ -120,7 +140,7 @@ def _close_look(look: CloseLook) -> Markup:
     lanes["main thread"].sort(key=lambda block: -block.length)  # what is inside another is drawn over it
     rows = [(name, blocks, "") for name, blocks in list(lanes.items())[:_MOST_LANES]]
     named = {block.style: block.title.split(",")[0] for _, blocks, _ in rows for block in blocks}
-    keys = [(style, named[style], "") for style in sorted(named, key=in_order)]
+    keys = [(style, named[style], "") for style in sorted(named, key=part_order)]
     scale = 1e3 if high - low < 2 else 1
     scaled = [
         (name, [Block((b.start - low) * scale, b.length * scale, b.style, b.title) for b in blocks], figure)
@@ -130,6 +150,10 @@ def _close_look(look: CloseLook) -> Markup:
         f"steps {look.first_step}–{look.last_step}" if look.last_step > look.first_step else f"step {look.first_step}"
     )
     return strips(
-        f"A close look: {look.title}", scaled, (0, (high - low) * scale), " ms" if scale > 1 else " s", which,
+        f"A close look: {look.title}",
+        scaled,
+        (0, (high - low) * scale),
+        " ms" if scale > 1 else " s",
+        which,
         keys=keys,
-    )  # fmt: skip
+    )

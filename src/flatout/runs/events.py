@@ -18,6 +18,8 @@ Value = int | bytes
 
 @dataclass(frozen=True)
 class Scalar:
+    """One value of one curve."""
+
     tag: str
     step: int
     time_unix: float

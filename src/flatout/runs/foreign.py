@@ -10,10 +10,13 @@ from typing import Any
 
 from flatout.errors import DataError
 from flatout.runs.events import read_scalars
+from flatout.runs.steps import parse_float
 
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "eval", "test")
-_ACCURACY = {"top1": ("top1", "acc1", "acc", "accuracy", "top1_accuracy", "acc_top1", "accuracy_top1"),
-             "top5": ("top5", "acc5", "top5_accuracy", "acc_top5", "accuracy_top5")}  # fmt: skip
+_ACCURACY = {
+    "top1": ("top1", "acc1", "acc", "accuracy", "top1_accuracy", "acc_top1", "accuracy_top1"),
+    "top5": ("top5", "acc5", "top5_accuracy", "acc_top5", "accuracy_top5"),
+}
 
 
 def _names() -> dict[str, tuple[str, ...]]:
@@ -24,7 +27,9 @@ def _names() -> dict[str, tuple[str, ...]]:
         "loss": ("train_loss_step", "train_step_loss", "batch_loss", "loss_step"),
         "train_loss": (
             *(f"{split}_{name}" for split in _TRAIN for name in ("loss_epoch", "epoch_loss", "loss")),
-            "loss_train", "epoch_train_loss", "loss",
+            "loss_train",
+            "epoch_train_loss",
+            "loss",
         ),
         "val_loss": (*(f"{split}_{name}" for split in _VAL for name in ("loss_epoch", "loss")), "loss_val"),
         **{
@@ -34,11 +39,13 @@ def _names() -> dict[str, tuple[str, ...]]:
         "learning_rate": ("learning_rate", "lr", "train_learning_rate", "train_lr"),
         "epoch_seconds": ("epoch_seconds", "epoch_time", "epoch_time_s", "time_epoch"),
         "time_unix": ("time_unix", "wall_time", "timestamp"),
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
 class ForeignLog:
+    """Another program's log in our columns; what it does not say is None."""
+
     kind: str
     columns: dict[str, str]
     """Ours -> theirs."""
@@ -87,7 +94,7 @@ def _read_csv(path: Path) -> ForeignLog:
             file.seek(0)
             reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
             names = [name for name in reader.fieldnames or [] if name]
-            rows = [{name: _number(row.get(name)) for name in names} for row in reader]
+            rows = [{name: parse_float(row.get(name)) for name in names} for row in reader]
     except csv.Error as error:
         raise DataError(f"{path} is no CSV table: {error}") from None
     except OSError as error:
@@ -161,7 +168,7 @@ def _fill_epochs(rows: list[dict[str, Any]]) -> None:
 
 
 def _as_fractions(kind: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Accuracy as a share of 1: timm writes per cent, and so does whoever writes more than 1."""
+    """Accuracy as a share of 1: timm writes per cent, and a log with values above 1 does too."""
     notes = []
     for name in ("top1", "top5"):
         values = [row[name] for row in rows if row.get(name) is not None]
@@ -205,30 +212,40 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sound(name: str, value: float | None) -> float | None:
-    """A loss may be NaN, that is news; a place or a time may not."""
+    """None for what cannot be used. A loss may be NaN (the run diverged); an epoch, a step or a time may not."""
     if value is None or (not math.isfinite(value) and "loss" not in name):
         return None
     return None if name in ("epoch", "step") and not 0 <= value < 1 << 53 else value
 
 
-def _number(cell: Any) -> float | None:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return None
-
-
 def summary_of(log: ForeignLog, name: str, source: str, accuracy: Mapping[str, Any]) -> dict[str, Any]:
     """summary.json of an imported run: what the log does not tell is null."""
     return {
-        "run": name, "status": "completed", "cause": None,
-        "imported": {"from": source, "kind": log.kind, "columns": log.columns, "columns_not_used": list(log.unused),
-                     "notes": list(log.notes)},
-        "device": {"name": None, "emulated": False, "count": None}, "world_size": None, "config_digest": None,
-        "data_fingerprint": None, "state_digest": None, "attempts": 1, "samples_seen": None,
-        "accuracy": dict(accuracy), "convergence": {"verdict": None, "why": None},
+        "run": name,
+        "status": "completed",
+        "cause": None,
+        "imported": {
+            "from": source,
+            "kind": log.kind,
+            "columns": log.columns,
+            "columns_not_used": list(log.unused),
+            "notes": list(log.notes),
+        },
+        "device": {"name": None, "emulated": False, "count": None},
+        "world_size": None,
+        "config_digest": None,
+        "data_fingerprint": None,
+        "state_digest": None,
+        "attempts": 1,
+        "samples_seen": None,
+        "accuracy": dict(accuracy),
+        "convergence": {"verdict": None, "why": None},
         "throughput": {"samples_per_second": None, "steps_per_second": None, "step_seconds": None},
         "time": {"wall_seconds": log.wall_seconds, "parts": {}},
-        "data": {}, "device_use": {}, "network": {}, "host": {}, "checkpoint": {},
+        "data": {},
+        "device_use": {},
+        "network": {},
+        "host": {},
+        "checkpoint": {},
         "cost": {"total_usd": None, "lines": [], "prices_dated": None},
-    }  # fmt: skip
+    }

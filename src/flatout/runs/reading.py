@@ -1,15 +1,17 @@
-"""Reading runs, finished, running or dead. Needs no torch, so any run can be looked at on any laptop."""
+"""Reading runs, finished, running or killed. Writes nothing, and needs no torch: any run can be read on any laptop."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flatout.cost.killed_run import price_killed_run
 from flatout.errors import RunDirectoryError, UserError
-from flatout.runs.directory import RunDirectory, effective_rows, read_json, read_table, write_json
+from flatout.runs.directory import RunDirectory, read_json
 from flatout.runs.rebuilding import rebuild_summary
-from flatout.runs.shapes import ENVIRONMENT, check_config, check_rows, checked_summary
+from flatout.runs.schema import ENVIRONMENT, check_config, check_epochs, checked_summary
+from flatout.runs.steps import StepRow, read_step_rows
+from flatout.runs.tables import effective_rows, read_table, without_superseded
 from flatout.untrusted import blamed_as, check_shape, read_yaml
 
 
@@ -19,10 +21,13 @@ class Run:
 
     directory: Path
     summary: dict[str, Any]
+    """summary.json (DESIGN section 6); of a killed run, summed up and priced from its other files."""
     config: dict[str, Any]
     environment: dict[str, Any]
-    steps: list[dict[str, str]]
+    steps: list[StepRow]
+    """Those that count: without what a later attempt did again."""
     epochs: list[dict[str, str]]
+    """Rows of epochs.csv that count; each metric has a column."""
 
     @classmethod
     def elsewhere(cls, directory: Path) -> "Run":
@@ -44,7 +49,7 @@ class Run:
 
 
 def read_run(path: Path | str) -> Run:
-    """Read one run directory; a run that says it is running but has no process is marked as failed."""
+    """Read one run directory. A run that says it is running but has no process was killed: it is given as failed."""
     directory = RunDirectory(Path(path))
     if not directory.exists:
         raise RunDirectoryError(f"no run in {path}; `flatout runs` lists those under runs/")
@@ -59,15 +64,17 @@ def _read(directory: RunDirectory) -> Run:
     check_config(config, directory.config)
     environment = read_json(directory.environment)
     check_shape(environment, ENVIRONMENT, directory.environment)
-    steps, epochs = read_table(directory.steps), read_table(directory.epochs)
-    check_rows(steps, directory.steps, ("attempt", "step"))
-    check_rows(epochs, directory.epochs, ("attempt", "epoch"))
-    for row in steps:
-        row["epoch"] = row.get("epoch") or "0"  # a log of another program may not say it
-    summary = _final_summary(directory, config)
-    return Run(
-        directory.root, summary, config, environment, effective_rows(steps, "step"), effective_rows(epochs, "epoch")
-    )
+    steps = without_superseded(read_step_rows(directory.steps), lambda row: (row.attempt, row.step))
+    rows = read_table(directory.epochs)
+    check_epochs(rows, directory.epochs)
+    epochs = effective_rows(rows, "epoch")
+    summary = checked_summary(read_json(directory.summary), directory.summary)
+    if summary.get("status", "running") == "running":
+        if directory.in_use():
+            summary = {"run": directory.root.name, "status": "running", **summary}
+        else:
+            summary = rebuild_summary(directory, summary, config, steps, epochs)
+    return Run(directory.root, price_killed_run(summary, config), config, environment, steps, epochs)
 
 
 def list_runs(folder: Path) -> list[Run]:
@@ -83,15 +90,3 @@ def _read_or_say(path: Path) -> Run:
         return read_run(path)
     except UserError as error:
         return Run(path, {"run": path.name, "status": "failed", "cause": str(error)}, {}, {}, [], [])
-
-
-def _final_summary(directory: RunDirectory, config: dict[str, Any]) -> dict[str, Any]:
-    summary = checked_summary(read_json(directory.summary), directory.summary)
-    if summary.get("status", "running") != "running":
-        return summary
-    if directory.in_use():
-        return {"run": directory.root.name, "status": "running", **summary}
-    summary = rebuild_summary(directory, summary, config)
-    with suppress(OSError):  # a read-only copy is still readable
-        write_json(directory.summary, summary)
-    return summary

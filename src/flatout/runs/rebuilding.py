@@ -1,11 +1,13 @@
 """The summary of a run whose process was killed, from the files it left: up to the last finished span and step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flatout.runs.directory import RunDirectory, effective_rows, read_table
+from flatout.runs.directory import RunDirectory
+from flatout.runs.steps import StepRow
 from flatout.runs.summary import accuracy, add_parts, higher_is_better, throughput
-from flatout.timeline.merge import read_attempts
+from flatout.runs.tables import read_table
+from flatout.timeline.reading import read_attempts
 
 KILLED = (
     "the process ended without a word (killed, out of memory, or the machine went down); "
@@ -13,13 +15,17 @@ KILLED = (
 )
 
 
-def rebuild_summary(directory: RunDirectory, before: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last summary said, with everything that the other files know better. `cost` is left to the room that
-    knows prices (cost/settling.py): what the run last wrote down would leave out the time up to the kill."""
-    steps = effective_rows(read_table(directory.steps), "step")
-    epochs = effective_rows(read_table(directory.epochs), "epoch")
-    samples = [int(row.get("samples") or 0) for row in steps]
-    attempts = read_attempts(directory.spans / "rank0.jsonl")
+def rebuild_summary(
+    directory: RunDirectory,
+    before: Mapping[str, Any],
+    config: Mapping[str, Any],
+    steps: Sequence[StepRow],
+    epochs: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
+    """What the last summary said, with everything that the other files know better. `steps` and `epochs` are the rows
+    that count. `cost` is None: what the run last wrote down leaves out the time up to the kill (cost/killed_run.py)."""
+    samples = [row.samples for row in steps]
+    attempts = read_attempts(directory.rank_spans())
     metric = (config.get("checkpoint") or {}).get("metric") or "top1"
     parts = add_parts([each.parts for each in attempts])
     wall_seconds = sum(each.wall_seconds for each in attempts)
@@ -31,7 +37,7 @@ def rebuild_summary(directory: RunDirectory, before: Mapping[str, Any], config: 
         "attempts": max(int(before.get("attempts") or 0), len(attempts)),
         "samples_seen": sum(samples),
         "accuracy": {**(before.get("accuracy") or {}), **accuracy(epochs, metric, higher_is_better(metric))},
-        "throughput": throughput([float(row.get("step_seconds") or 0.0) for row in steps], samples),
+        "throughput": throughput([row.seconds for row in steps], samples),
         "time": {**(before.get("time") or {}), **({"wall_seconds": wall_seconds, "parts": parts} if attempts else {})},
         "data": {**(before.get("data") or {}), "quarantined": len(read_table(directory.quarantine))},
         "checkpoint": _checkpoint(directory, parts),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.runs.directory import read_columns
 from flatout.runs.summary import speed
+from flatout.runs.tables import read_columns
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-6, 1e6
 _BUCKET = math.log(1.01)  # at most 2,800 buckets; a quantile is within 0.5 % of the step time it stands for

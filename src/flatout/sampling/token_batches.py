@@ -32,7 +32,8 @@ def cut_by_tokens(source: NDArray[np.int64], target: NDArray[np.int64], batch_to
     """`source` and `target` are lengths; a batch takes rows x (longest source + longest target) tokens at most."""
     row, column = -(-target // _TARGET_STEP), -(-source // _SOURCE_STEP)
     columns = int(column.max(initial=0)) + 1
-    cells = row * columns + np.where(row % 2, columns - 1 - column, column)  # to and fro, so that no step is a jump
+    # every other row backwards, so that neighbours on the path have similar lengths
+    cells = row * columns + np.where(row % 2, columns - 1 - column, column)
     order = np.argsort(cells, kind="stable")
     longest_source, longest_target = column[order] * _SOURCE_STEP, row[order] * _TARGET_STEP
     most = int((longest_source + longest_target).max(initial=0))

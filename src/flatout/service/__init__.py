@@ -1,0 +1,1 @@
+"""Batches prepared once and shared by several jobs, on one machine or many."""

@@ -5,12 +5,13 @@ Light to import: obstore is loaded when an object store is first used.
 
 import os
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from flatout import plugins
 from flatout.errors import ConfigError, DataError
-from flatout.storage.mounts import is_fuse_mount
-from flatout.storage.protocol import Checked, Entry, Range, Store
+from flatout.machine.mounts import is_fuse_mount
+from flatout.storage.protocol import Checked, Entry, Range, Store, StoreOpener
 
 __all__ = ["Entry", "Range", "Store", "is_fuse_mount", "open_checked", "open_store"]
 
@@ -27,8 +28,16 @@ def open_store(url: str, **options: Any) -> Store:
     scheme, separator, _ = url.partition("://")
     if separator and scheme in _OBJECT_SCHEMES:
         return _open_object_store(url, options)
+    if separator and scheme in plugins.installed("stores"):
+        key = f"data at {scheme}://"
+        opener = cast(StoreOpener, plugins.load("stores", scheme, key))
+        with plugins.blamed(key):
+            return opener(url, **options)
     if separator and scheme != "file":
-        raise DataError(f"data at {scheme}:// cannot be read; use a path, file://, s3://, gs:// or az://")
+        raise DataError(
+            f"data at {scheme}:// cannot be read; use a path, file://, s3://, gs:// or az://, "
+            f"or install a package that offers {scheme} as an entry point of flatout.stores"
+        )
     if options:
         raise ConfigError(
             f"store options {', '.join(sorted(options))} have no meaning for the local path {url!r}; remove them"

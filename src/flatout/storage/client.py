@@ -1,13 +1,8 @@
-"""Build an obstore client: address, endpoint, timeouts, and a runtime that works in a forked child."""
+"""Build an obstore client: address, endpoint, timeouts, and its credentials."""
 
 import importlib
-import importlib.util
 import os
 import re
-import shutil
-import sys
-import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flatout.errors import ConfigError, DataError, StorageError
-from flatout.storage.answers import Place
-from flatout.storage.credentials import s3_endpoint, shared_file_settings
+from flatout.storage.answers import StoreLocation
+from flatout.storage.credentials import profile_provider, s3_endpoint, shared_file_settings
 
 _CLIENT_KEYS = {"allow_http", "allow_invalid_certificates", "root_certificate", "proxy_url", "proxy_excludes"}
 _CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
@@ -64,7 +59,10 @@ class Timeouts:
 def build_client(address: Address, options: Mapping[str, Option], timeouts: Timeouts) -> Any:
     """A new client; reads the environment and ~/.aws again, so rebuilding it picks up renewed credentials."""
     config = {key: _as_text(value) for key, value in options.items() if key not in _CLIENT_KEYS}
+    extra = {}
     if address.scheme == "s3":
+        if (provider := profile_provider(config, os.environ)) is not None:
+            extra["credential_provider"] = provider
         config = shared_file_settings(config, os.environ) | config
     client_options: dict[str, object] = {key: value for key, value in options.items() if key in _CLIENT_KEYS}
     endpoint = _endpoint(address.scheme, options)
@@ -79,20 +77,24 @@ def build_client(address: Address, options: Mapping[str, Option], timeouts: Time
     store_class = getattr(_obstore_of_this_process(), _CLASSES[address.scheme])
     try:
         return store_class(
-            address.bucket, prefix=address.prefix or None, config=config, client_options=client_options,
+            address.bucket,
+            prefix=address.prefix or None,
+            config=config,
+            client_options=client_options,
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeouts.whole_seconds)},
-        )  # fmt: skip
+            **extra,
+        )
     except Exception as error:  # its text may quote values given as options, so it is dropped
         raise _config_error(address, error) from None
 
 
-def place_of(url: str, options: Mapping[str, Option]) -> Place:
+def place_of(url: str, options: Mapping[str, Option]) -> StoreLocation:
     scheme = url.partition("://")[0]
     endpoint = _endpoint(scheme, options)
     if endpoint is not None:
         parts = urlsplit(endpoint)
         endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    return Place(url, endpoint or _SERVICES.get(scheme, scheme), _HINTS.get(scheme, "its credentials"))
+    return StoreLocation(url, endpoint or _SERVICES.get(scheme, scheme), _HINTS.get(scheme, "its credentials"))
 
 
 def origin_of(url: str, options: Mapping[str, Option]) -> str:
@@ -140,53 +142,20 @@ def _is_loopback(endpoint: str) -> bool:
         return host == "localhost"
 
 
-_runtime_lock = threading.Lock()
 _runtime_pid: int | None = None
-_library_path: str | None = None
 
 
 def _obstore_of_this_process() -> Any:
-    """obstore.store, with a runtime whose threads exist.
+    """obstore.store, refused in a process that was forked from one that used it.
 
-    obstore starts one tokio runtime per loaded library, and its threads do not survive a fork: the first request in the
-    child would wait for ever. A second copy of the library has its own runtime, at about 80 ms and 15 MB per child.
+    Its threads do not survive a fork, and the first request in the child would wait for ever. flatout starts its own
+    workers, ranks and producers without a fork of such a process (docs/decisions/0002-no-fork.md).
     """
-    global _runtime_pid, _library_path
-    with _runtime_lock:
-        if _runtime_pid not in (None, os.getpid()) and _library_path is not None:
-            _load_another_copy(_library_path)
-        store_module = importlib.import_module("obstore.store")
-        _runtime_pid = os.getpid()
-        _library_path = _library_path or sys.modules["obstore._obstore"].__file__
-    return store_module
-
-
-def _renew_lock() -> None:
-    global _runtime_lock
-    _runtime_lock = threading.Lock()  # another thread may have held it at the fork
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _load_another_copy(library_path: str) -> None:
-    old_names = [name for name in sys.modules if name.partition(".")[0] == "obstore"]
-    _left_behind.extend(sys.modules.pop(name) for name in old_names)
-    try:
-        with tempfile.TemporaryDirectory(prefix="flatout-obstore-") as folder:
-            copy = shutil.copyfile(library_path, os.path.join(folder, os.path.basename(library_path)))
-            spec = importlib.util.spec_from_file_location("obstore._obstore", copy)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-    except (OSError, ImportError) as error:  # no room, or a temporary folder from which nothing may run
+    global _runtime_pid
+    if _runtime_pid not in (None, os.getpid()):
         raise StorageError(
-            f"object stores cannot be used in this forked process ({type(error).__name__} on loading obstore again); "
-            "start workers by spawn or forkserver, or set TMPDIR to a folder that allows execution"
-        ) from None
-    sys.modules["obstore._obstore"] = module
-
-
-_left_behind: list[object] = []
-"""Modules of the parent's copy: freeing them would join threads that no longer exist."""
+            f"object stores cannot be used in process {os.getpid()}, which was forked from one that used them "
+            f"({_runtime_pid}); start it by spawn or forkserver, or fork before the first read"
+        )
+    _runtime_pid = os.getpid()
+    return importlib.import_module("obstore.store")

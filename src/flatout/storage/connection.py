@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.storage.answers import Place, Trouble
+from flatout.storage.answers import StoreLocation, Trouble
 from flatout.storage.client import Timeouts
 from flatout.storage.counters import CounterBook
 from flatout.storage.in_flight import InFlightGate, InFlightLimit
-from flatout.storage.retry import Outcome, RetryPolicy
+from flatout.storage.retry import RequestOutcome, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How hard to read."""
+    """Limits of reading: requests in flight, deadlines, what is verified."""
 
     max_in_flight: int = 64
     """Requests in flight at most, over all threads of a process."""
@@ -37,14 +37,14 @@ class ReadOptions:
 
     def timeouts(self) -> Timeouts:
         stall_seconds = min(self.stall_seconds, self.deadline_seconds)
-        # A slow link may take its time as long as bytes keep coming; ten deadlines end even a trickle.
+        # silence ends a request after one deadline; a slow link that keeps sending has ten of them
         return Timeouts(whole_seconds=10 * self.deadline_seconds, stall_seconds=stall_seconds)
 
 
 class Connection:
     """Belongs to one process: never crosses a fork or a pickle. Used by many threads."""
 
-    def __init__(self, build: Callable[[], Any], place: Place, options: ReadOptions) -> None:
+    def __init__(self, build: Callable[[], Any], place: StoreLocation, options: ReadOptions) -> None:
         self.build = build
         self.client = build()
         self.place = place
@@ -84,11 +84,11 @@ class Connection:
     def note(self, trouble: Trouble | None, seconds: float, byte_count: int) -> None:
         """Keep what one finished request says about the store."""
         now = time.monotonic()
-        throttled = trouble is not None and trouble.outcome is Outcome.THROTTLED
+        throttled = trouble is not None and trouble.outcome is RequestOutcome.THROTTLED
         self.book.add_request(seconds, byte_count, throttled)
         if trouble is None:
             self.last_success = now
         else:
             self.last_detail = trouble.detail
-        if trouble is None or trouble.outcome is not Outcome.UNREACHABLE:
+        if trouble is None or trouble.outcome is not RequestOutcome.UNREACHABLE:
             self.last_answer = now

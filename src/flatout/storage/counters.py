@@ -39,8 +39,9 @@ class StoreCounters:
     def __add__(self, other: "StoreCounters") -> "StoreCounters":
         summed = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
-            for field in fields(self) if field.name != "seconds_histogram"
-        }  # fmt: skip
+            for field in fields(self)
+            if field.name != "seconds_histogram"
+        }
         pairs = zip(self.seconds_histogram, other.seconds_histogram, strict=True)
         return StoreCounters(**summed, seconds_histogram=tuple(mine + theirs for mine, theirs in pairs))
 

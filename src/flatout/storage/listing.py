@@ -8,7 +8,7 @@ from flatout.storage.answers import Trouble, explain, read_trouble
 from flatout.storage.connection import Connection
 from flatout.storage.locators import object_locator
 from flatout.storage.protocol import Entry
-from flatout.storage.retry import Asked, GiveUp, Outcome, next_attempt
+from flatout.storage.retry import GiveUp, RequestHistory, RequestOutcome, next_attempt
 
 _PAGE = 1000
 """Objects per request, S3's own limit."""
@@ -44,7 +44,7 @@ def list_entries(connection: Connection, origin: str = "") -> Iterator[Entry]:
             return
         attempts += 1
         elapsed_seconds = time.monotonic() - started
-        asked = Asked(attempts, elapsed_seconds, elapsed_seconds, attempts, refreshed)
+        asked = RequestHistory(attempts, elapsed_seconds, elapsed_seconds, attempts, refreshed)
         step = next_attempt(trouble.outcome, asked, connection.policy, connection.uniform)
         if isinstance(step, GiveUp) or not position.ordered:
             raise explain(trouble, connection.place, asked_seconds=elapsed_seconds)
@@ -104,4 +104,4 @@ def first_trouble(client: Any) -> Trouble | None:
                 return None
     except Exception as error:
         return read_trouble(type(error).__name__, str(error))
-    return Trouble(Outcome.MISSING, "the listing is empty")
+    return Trouble(RequestOutcome.MISSING, "the listing is empty")

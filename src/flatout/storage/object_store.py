@@ -21,7 +21,7 @@ from flatout.storage.listing import list_entries
 from flatout.storage.preflight import check_store
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.reading import Read, read_range
-from flatout.storage.retry import Outcome
+from flatout.storage.retry import RequestOutcome
 
 
 @dataclass(eq=False)
@@ -93,8 +93,10 @@ def _result(connection: Connection, read: Read, future: "Future[bytes | StorageE
         try:
             return future.result(timeout=max(0.0, give_up_at - time.monotonic()))
         except CancelledError:
-            return explain(Trouble(Outcome.UNREACHABLE, "the store was closed"), connection.place, read.wanted.name)
+            return explain(
+                Trouble(RequestOutcome.UNREACHABLE, "the store was closed"), connection.place, read.wanted.name
+            )
         except TimeoutError:
             if time.monotonic() >= max(read.call_started, connection.last_answer) + deadline_seconds:
-                trouble = Trouble(Outcome.UNREACHABLE, connection.last_detail)
+                trouble = Trouble(RequestOutcome.UNREACHABLE, connection.last_detail)
                 return explain(trouble, connection.place, read.wanted.name, deadline_seconds)

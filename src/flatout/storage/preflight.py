@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from flatout.errors import ObjectMissing, StorageError, StoreUnreachable, UserError
-from flatout.storage.answers import Place, Trouble, explain
+from flatout.storage.answers import StoreLocation, Trouble, explain
 from flatout.storage.client import Address, Option, Timeouts, build_client
 from flatout.storage.listing import first_trouble
-from flatout.storage.retry import Asked, GiveUp, Outcome, RetryPolicy, next_attempt
+from flatout.storage.retry import GiveUp, RequestHistory, RequestOutcome, RetryPolicy, next_attempt
 
 _TOTAL_SECONDS = 9.0
 _POLICY = RetryPolicy(deadline_seconds=5.0, throttle_seconds=5.0, max_delay_seconds=1.0)
 _TIMEOUTS = Timeouts(whole_seconds=4.0, stall_seconds=4.0, connect_seconds=3.0)
 
 
-def check_store(address: Address, options: Mapping[str, Option], place: Place) -> None:
+def check_store(address: Address, options: Mapping[str, Option], place: StoreLocation) -> None:
     """Raise what is wrong: bucket, region, key, no credentials, endpoint, empty prefix. Returns if none is."""
     # In a thread of its own, because looking up a host name can hang beyond every timeout.
     pool = ThreadPoolExecutor(1, thread_name_prefix="flatout-check")
@@ -37,14 +37,14 @@ def check_store(address: Address, options: Mapping[str, Option], place: Place) -
         raise error
 
 
-def _find_error(address: Address, options: Mapping[str, Option], place: Place) -> StorageError | None:
+def _find_error(address: Address, options: Mapping[str, Option], place: StoreLocation) -> StorageError | None:
     client = build_client(address, options, _TIMEOUTS)
     started = time.monotonic()
     attempts = 0
     while (trouble := first_trouble(client)) is not None:
         attempts += 1
         elapsed_seconds = time.monotonic() - started
-        asked = Asked(attempts, elapsed_seconds, elapsed_seconds, attempts, refreshed=True)
+        asked = RequestHistory(attempts, elapsed_seconds, elapsed_seconds, attempts, refreshed=True)
         step = next_attempt(trouble.outcome, asked, _POLICY, random.random)
         if isinstance(step, GiveUp):
             return _explain(trouble, place, elapsed_seconds)
@@ -52,8 +52,8 @@ def _find_error(address: Address, options: Mapping[str, Option], place: Place) -
     return None
 
 
-def _explain(trouble: Trouble, place: Place, elapsed_seconds: float) -> StorageError:
-    if trouble.outcome is Outcome.MISSING:
+def _explain(trouble: Trouble, place: StoreLocation, elapsed_seconds: float) -> StorageError:
+    if trouble.outcome is RequestOutcome.MISSING:
         return ObjectMissing(
             f"{place.url} holds no objects ({trouble.detail}); check the prefix, or upload the dataset first"
         )

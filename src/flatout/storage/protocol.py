@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from flatout.errors import StorageError
+from flatout.storage.counters import StoreCounters
 from flatout.storage.locators import NO_LOCATOR
 
 Locator = bytes
@@ -50,6 +51,24 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class StoreOpener(Protocol):
+    """The entry point of flatout.stores whose name is the scheme of `url`. It reads nothing yet."""
+
+    def __call__(self, url: str, **options: Any) -> Store: ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store that counts the requests of this process."""
+
+    def counters(self) -> StoreCounters: ...
+
+
+def counters_of(store: Store) -> StoreCounters:
+    """Requests of this process to the store; none where it does not count, as where the kernel reads the files."""
+    return store.counters() if isinstance(store, Counted) else StoreCounters()
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from flatout.storage.answers import Trouble, explain, read_trouble
 from flatout.storage.connection import Connection
 from flatout.storage.local import outside_error
 from flatout.storage.protocol import Range
-from flatout.storage.retry import Asked, GiveUp, Outcome, next_attempt
+from flatout.storage.retry import GiveUp, RequestHistory, RequestOutcome, next_attempt
 
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 _WHOLE_BYTES = 64 * 1024 * 1024
@@ -21,7 +21,7 @@ _PART_BYTES = 256 * 1024
 
 
 class _Troubled(Exception):
-    def __init__(self, outcome: Outcome, detail: str) -> None:
+    def __init__(self, outcome: RequestOutcome, detail: str) -> None:
         super().__init__(detail)
         self.trouble = Trouble(outcome, detail)
 
@@ -41,10 +41,10 @@ class Read:
     """The server ignores ranges: read the object whole and cut."""
     last_digest: str = ""
 
-    def asked(self, connection: Connection) -> Asked:
+    def asked(self, connection: Connection) -> RequestHistory:
         elapsed_seconds = time.monotonic() - (self.first_started or self.call_started)
         silent_seconds = connection.silent_seconds(self.call_started)
-        return Asked(self.attempts, elapsed_seconds, silent_seconds, self.damaged, self.refreshed)
+        return RequestHistory(self.attempts, elapsed_seconds, silent_seconds, self.damaged, self.refreshed)
 
 
 def read_range(connection: Connection, read: Read) -> bytes | StorageError:
@@ -54,12 +54,12 @@ def read_range(connection: Connection, read: Read) -> bytes | StorageError:
     while True:
         while not connection.gate.enter(seconds=1.0):
             if read.abandoned.is_set():
-                return explain(Trouble(Outcome.UNREACHABLE, "abandoned"), connection.place, read.wanted.name)
+                return explain(Trouble(RequestOutcome.UNREACHABLE, "abandoned"), connection.place, read.wanted.name)
         client = connection.client
         answer = _attempt(connection, client, read)
         if isinstance(answer, bytes):
             return answer
-        if answer.outcome is Outcome.NOT_PARTIAL:
+        if answer.outcome is RequestOutcome.NOT_PARTIAL:
             read.whole = True
             connection.prefer_whole = connection.prefer_whole or read.wanted.start == 0
             continue
@@ -89,14 +89,14 @@ def _attempt(connection: Connection, client: Any, read: Read) -> bytes | Trouble
         trouble = read_trouble(type(error).__name__, str(error))
     finally:
         ended = time.monotonic()
-        pushed_back = trouble is not None and trouble.outcome in (Outcome.THROTTLED, Outcome.UNREACHABLE)
+        pushed_back = trouble is not None and trouble.outcome in (RequestOutcome.THROTTLED, RequestOutcome.UNREACHABLE)
         connection.gate.leave(started, ended, len(data) if trouble is None else None, pushed_back)
-    if trouble is not None and trouble.outcome is Outcome.NO_CREDENTIALS and connection.last_success > 0:
-        trouble = Trouble(Outcome.UNREACHABLE, "the credentials' source does not answer")  # it did before
+    if trouble is not None and trouble.outcome is RequestOutcome.NO_CREDENTIALS and connection.last_success > 0:
+        trouble = Trouble(RequestOutcome.UNREACHABLE, "the credentials' source does not answer")  # it did before
     connection.note(trouble, ended - started, len(data))
     if trouble is None:
         return data
-    read.damaged = read.damaged + 1 if trouble.outcome is Outcome.DAMAGED else 0
+    read.damaged = read.damaged + 1 if trouble.outcome is RequestOutcome.DAMAGED else 0
     return trouble
 
 
@@ -106,7 +106,7 @@ def _fetch(connection: Connection, client: Any, read: Read) -> bytes:
     object_bytes: int = meta["size"]
     if read.whole and object_bytes > _WHOLE_BYTES:
         detail = f"the server ignores ranges and the object has {object_bytes} bytes, limit {_WHOLE_BYTES}"
-        raise _Troubled(Outcome.REFUSED, detail)
+        raise _Troubled(RequestOutcome.REFUSED, detail)
     data = _body(connection, result)
     _check_length(Range(read.wanted.name) if read.whole else read.wanted, len(data), object_bytes)
     if connection.etag_is_md5 and len(data) == object_bytes and (etag := _MD5_ETAG.fullmatch(meta["e_tag"] or "")):
@@ -126,7 +126,7 @@ def _ask(connection: Connection, client: Any, read: Read) -> Any:
 
 
 def _body(connection: Connection, result: Any) -> bytes:
-    """Of a long answer each part is a sign of life: a slow link is not a silent store."""
+    """A long answer is read in parts, each of which renews the deadline for silence: a slow link is not refused."""
     start, end = result.range
     if end - start <= _PART_BYTES:
         short: bytes = result.bytes().to_bytes()
@@ -147,9 +147,9 @@ def _range_options(wanted: Range) -> dict[str, object] | None:
 def _check_length(wanted: Range, got_bytes: int, object_bytes: int) -> None:
     end = object_bytes if wanted.length is None else wanted.start + wanted.length
     if end > object_bytes:
-        raise _Troubled(Outcome.BAD_RANGE, "")
+        raise _Troubled(RequestOutcome.BAD_RANGE, "")
     if got_bytes != end - wanted.start:
-        raise _Troubled(Outcome.DAMAGED, f"{got_bytes} bytes came, {end - wanted.start} were asked for")
+        raise _Troubled(RequestOutcome.DAMAGED, f"{got_bytes} bytes came, {end - wanted.start} were asked for")
 
 
 def _check_digest(connection: Connection, read: Read, data: bytes, etag: str) -> None:
@@ -159,7 +159,7 @@ def _check_digest(connection: Connection, read: Read, data: bytes, etag: str) ->
         connection.etag_matches += 1
     elif digest != read.last_digest:
         read.last_digest = digest
-        raise _Troubled(Outcome.DAMAGED, f"MD5 {digest} differs from the ETag {etag}")
+        raise _Troubled(RequestOutcome.DAMAGED, f"MD5 {digest} differs from the ETag {etag}")
     elif connection.etag_matches == 0:
         connection.etag_is_md5 = False
 
@@ -167,12 +167,14 @@ def _check_digest(connection: Connection, read: Read, data: bytes, etag: str) ->
 def _cut(wanted: Range, data: bytes) -> bytes:
     end = len(data) if wanted.length is None else wanted.start + wanted.length
     if not wanted.start <= end <= len(data):
-        raise _Troubled(Outcome.BAD_RANGE, "")
+        raise _Troubled(RequestOutcome.BAD_RANGE, "")
     return data[wanted.start : end]
 
 
-def _give_up(connection: Connection, client: Any, read: Read, trouble: Trouble, asked: Asked) -> bytes | StorageError:
-    if trouble.outcome is Outcome.BAD_RANGE:
+def _give_up(
+    connection: Connection, client: Any, read: Read, trouble: Trouble, asked: RequestHistory
+) -> bytes | StorageError:
+    if trouble.outcome is RequestOutcome.BAD_RANGE:
         return _outside(connection, client, read.wanted)
     return explain(trouble, connection.place, read.wanted.name, asked.elapsed_seconds)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     """What became of one request that did not give the bytes asked for."""
 
     THROTTLED = auto()
@@ -44,7 +44,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestHistory:
     """One object's requests so far."""
 
     attempts: int
@@ -69,16 +69,16 @@ class GiveUp:
 
 
 def next_attempt(
-    outcome: Outcome, asked: Asked, policy: RetryPolicy, uniform: Callable[[], float]
+    outcome: RequestOutcome, asked: RequestHistory, policy: RetryPolicy, uniform: Callable[[], float]
 ) -> RetryAfter | GiveUp:
     """`uniform` draws from [0, 1): full jitter, so that many workers that failed together do not return together."""
-    if outcome is Outcome.EXPIRED and not asked.refreshed:
+    if outcome is RequestOutcome.EXPIRED and not asked.refreshed:
         return RetryAfter(0.0, refresh_credentials=True)
-    if outcome not in (Outcome.THROTTLED, Outcome.UNREACHABLE, Outcome.DAMAGED):
+    if outcome not in (RequestOutcome.THROTTLED, RequestOutcome.UNREACHABLE, RequestOutcome.DAMAGED):
         return GiveUp()
-    if outcome is Outcome.DAMAGED and asked.damaged >= policy.max_damaged:
+    if outcome is RequestOutcome.DAMAGED and asked.damaged >= policy.max_damaged:
         return GiveUp()
-    limit_seconds = policy.throttle_seconds if outcome is Outcome.THROTTLED else policy.deadline_seconds
+    limit_seconds = policy.throttle_seconds if outcome is RequestOutcome.THROTTLED else policy.deadline_seconds
     ceiling = min(policy.max_delay_seconds, policy.first_delay_seconds * 2.0 ** min(asked.attempts - 1, 30))
     delay = uniform() * ceiling
     if max(asked.elapsed_seconds, asked.silent_seconds) + delay >= limit_seconds:

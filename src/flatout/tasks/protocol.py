@@ -7,10 +7,28 @@ from torch import Tensor, nn
 Sums = dict[str, float]  # additive over batches and ranks; always has "samples"
 
 
+class Loss(Protocol):
+    """Entry points of flatout.losses: not read yet; a task's `loss` is where one is used today (docs/extend.md)."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """One value for each sample, so that mixing and accumulation can weigh them."""
+        ...
+
+
+class ValidationMetric(Protocol):
+    """Entry points of flatout.metrics: not read yet; `evaluate` and `metrics` of a task are its two halves today."""
+
+    better: str  # higher | lower
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Sums:
+        """Additive over batches and ranks, so that a validation split over ranks gives the same figure."""
+        ...
+
+    def value(self, sums: Sums) -> float: ...
+
+
 class Task(Protocol):
     """Builds the model, turns a batch into a loss, and counts how good the model is."""
-
-    better: dict[str, str]  # metric -> higher | lower
 
     def build_model(self) -> nn.Module: ...
 

@@ -18,9 +18,18 @@ from typing import IO, Any, Protocol
 from flatout.timeline.startup import process_age_seconds
 
 PARTS = (
-    "startup", "data_wait", "copy", "forward", "backward", "communication", "optimizer", "validation", "checkpoint",
-    "other", "unattributed",
-)  # fmt: skip
+    "startup",
+    "data_wait",
+    "copy",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "validation",
+    "checkpoint",
+    "other",
+    "unattributed",
+)
 _FLUSH_SECONDS = 1.0
 _DETAILED_LINES = 100_000  # of an attempt; after them, short spans of the same name are one line for each flush
 _SHORT_SECONDS = 0.1

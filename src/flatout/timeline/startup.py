@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-PARTS = ("imports", "listing", "device", "model", "first_batch", "other")
+STARTUP_PARTS = ("imports", "listing", "device", "model", "first_batch", "other")
 
 
 class StartupClock:
@@ -26,12 +26,12 @@ class StartupClock:
             self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        assert name in PARTS, name
+        assert name in STARTUP_PARTS, name
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def parts(self, startup_seconds: float, import_seconds: float) -> dict[str, float]:
-        """Adds up to the ledger's startup and the wait for the first batch; `other` is what nobody named."""
-        found = {**dict.fromkeys(PARTS, 0.0), **self._seconds, "imports": import_seconds}
+        """Adds up to the ledger's startup and the wait for the first batch; `other` is what has no name."""
+        found = {**dict.fromkeys(STARTUP_PARTS, 0.0), **self._seconds, "imports": import_seconds}
         named = sum(seconds for name, seconds in found.items() if name != "first_batch")
         return {**found, "other": max(0.0, startup_seconds - named)}
 

@@ -131,6 +131,12 @@ def test_contents_of_another_boot_are_dropped(tmp_path: Path, monkeypatch: pytes
     assert got(arena, 0) is None
 
 
+def test_contents_of_another_layout_are_dropped(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "boot").write_text(arena_module._boot_id())  # as before there were planes
+    assert disk_arena(tmp_path, 8, 1000).used_bytes == 0
+
+
 @pytest.mark.parametrize("capacity", [1001, 5000])
 def test_a_larger_arena_starts_anew_instead_of_showing_black(tmp_path: Path, capacity: int) -> None:
     filled(tmp_path)

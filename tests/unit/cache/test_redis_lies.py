@@ -66,7 +66,8 @@ def test_a_large_batch_is_sealed_in_leaves_by_threads_or_not() -> None:
 LIES = {
     "a value that no memory holds": b"$900000000000\r\n",
     "a value one byte too long": b"$%d\r\n" % (MOST + SEAL_BYTES + 1),
-    "a value too short for a batch": b"$%d\r\n%b\r\n" % (SEAL_BYTES + HEADER_BYTES - 1, bytes(SEAL_BYTES + HEADER_BYTES - 1)),
+    "a value too short for a batch": b"$%d\r\n%b\r\n"
+    % (SEAL_BYTES + HEADER_BYTES - 1, bytes(SEAL_BYTES + HEADER_BYTES - 1)),
     "a negative length": b"$-5\r\n",
     "a length of a thousand digits": b"$" + b"9" * 1000 + b"\r\n",
     "a length that is no number": b"$\xb2\r\n",
@@ -79,7 +80,7 @@ LIES = {
     "another server": b"-MOVED 1 127.0.0.1:1\r\n",
     "an error": b"-ERR no\r\n",
     "noise": b"\x00\xff\r\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
@@ -244,8 +245,12 @@ def test_addresses_that_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "secret" not in repr(found) + found.text
     assert parse_redis("rediss+cluster://me@cache:7/3").user == "me"
     assert [is_local(each) for each in ("127.8.8.8", "::1", "10.0.0.1", "localhost.example.org", "0.0.0.0")] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     monkeypatch.setenv("FLATOUT_REDIS_PASSWORD", "from the environment")
     (tmp_path / "password").write_text("from a file\n")
     assert redis_password(None) == "from the environment"

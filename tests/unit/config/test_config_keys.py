@@ -1,11 +1,14 @@
 """What a recipe may hold: keys, types and values; every mistake is one line that names the key."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from flatout.config.loading import load_config, parse_assignments
+from flatout.config.schema import Config, ViewConfig
 from flatout.errors import ConfigError
 
 
@@ -188,3 +191,15 @@ def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00name")
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(tmp_path / "binary.yaml")
+
+
+def undocumented(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        if not field.description:
+            yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from undocumented(field.annotation, f"{prefix}{name}.")
+
+
+def test_every_key_says_what_it_does() -> None:
+    assert [*undocumented(Config), *undocumented(ViewConfig)] == []

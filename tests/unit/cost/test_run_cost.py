@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from flatout.config.schema import CostConfig
 from flatout.cost import Usage, load_catalogue, run_usage, spend_rates, usage_cost
-from flatout.cost.settling import settle
 from flatout.runs import RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
 
@@ -100,30 +99,29 @@ def make_run(root: Path, section: dict[str, Any] | None, **summary: Any) -> Path
     return root
 
 
-def test_whoever_looks_first_settles_the_bill_of_a_killed_run(tmp_path: Path) -> None:
+def test_whoever_reads_a_killed_run_sees_its_cost_and_writes_nothing(tmp_path: Path) -> None:
     root = make_run(tmp_path / "run", SECTION, time={"wall_seconds": 7200.0}, data={"store_requests": 1000}, cost=None)
-    found = settle(read_run(root)).summary["cost"]
+    found = read_run(root).summary["cost"]
     assert found["total_usd"] == pytest.approx(2 * 0.526 + 2 * 0.216 + 0.0004)
-    assert json.loads((root / "cost.json").read_text()) == found
-    assert read_run(root).summary["cost"] == found
-
-
-def test_a_bill_that_is_settled_stays(tmp_path: Path) -> None:
-    root = make_run(tmp_path / "run", SECTION, time={"wall_seconds": 7200.0}, cost={"total_usd": 5.0})
-    assert settle(read_run(root)).summary["cost"] == {"total_usd": 5.0}
     assert not (root / "cost.json").exists()
+    assert json.loads((root / "summary.json").read_text())["cost"] is None
+
+
+def test_a_run_that_has_its_cost_keeps_it(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", SECTION, time={"wall_seconds": 7200.0}, cost={"total_usd": 5.0})
+    assert read_run(root).summary["cost"] == {"total_usd": 5.0}
 
 
 @pytest.mark.parametrize("cost", [None, SECTION])
 def test_a_run_without_time_or_prices_has_no_bill(tmp_path: Path, cost: dict[str, Any] | None) -> None:
     times: dict[str, Any] = {"time": {"wall_seconds": 10.0}} if cost is None else {}
     root = make_run(tmp_path / "run", cost, **times)
-    assert settle(read_run(root)) == read_run(root)
+    assert read_run(root).summary.get("cost") is None
 
 
 @pytest.mark.parametrize("cost", [{"prices": "/nowhere/prices.yaml"}, {"instance": "p9.huge"}])
 def test_prices_that_are_not_here_make_the_total_unknown_with_the_reason(tmp_path: Path, cost: dict[str, Any]) -> None:
     root = make_run(tmp_path / "run", cost, time={"wall_seconds": 10.0})
-    found = settle(read_run(root)).summary["cost"]
+    found = read_run(root).summary["cost"]
     assert found["total_usd"] is None
     assert len(found["unpriced"]) == 1

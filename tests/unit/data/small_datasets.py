@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import Dataset, Split, open_dataset
+from flatout.data.source.dataset import Dataset, Split, open_dataset
 
 TORN = "torn"  # stands for a JPEG cut in half
 

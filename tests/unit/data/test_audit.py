@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flatout.app.audit_data import audit_data
+from flatout.commands.audit import audit_data
 from flatout.config.schema import DataConfig
-from flatout.data import audit, audit_findings
-from flatout.data.audit import examine, look_at, open_contents
-from flatout.data.audit_findings import Finding, describe, judge
-from flatout.data.dataset import open_dataset
-from flatout.data.pack_writer import PackOptions, write_pack
+from flatout.data.audit import examination as audit
+from flatout.data.audit import findings as audit_findings
+from flatout.data.audit.examination import examine, look_at, open_contents
+from flatout.data.audit.findings import AuditFinding, describe, judge
+from flatout.data.source.dataset import open_dataset
+from flatout.data.source.pack_writer import PackOptions, write_pack
 from flatout.errors import DataError
 from flatout.reports.audit_page import audit_html, printable
 
@@ -79,13 +80,13 @@ def put(folder: Path, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def audited(path: Path | str, limit: int | None = None) -> list[Finding]:
+def audited(path: Path | str, limit: int | None = None) -> list[AuditFinding]:
     contents = open_contents(str(path))
     return judge(contents, examine(contents, limit))
 
 
-def named(findings: list[Finding]) -> dict[str, set[tuple[str, ...]]]:
-    """Finding -> the names of its examples; groups in order of name."""
+def named(findings: list[AuditFinding]) -> dict[str, set[tuple[str, ...]]]:
+    """AuditFinding -> the names of its examples; groups in order of name."""
     return {each.id: {tuple(sorted(example.names)) for example in each.examples} for each in findings}
 
 
@@ -188,7 +189,7 @@ def test_a_clean_dataset_has_no_findings(folder: Path) -> None:
 
 
 def test_every_finding_is_planted_somewhere_here() -> None:
-    assert set(audit_findings._TEXTS) == {*SINGLES, *GROUPS, *OTHERS}
+    assert set(audit_findings.TEXTS) == {*SINGLES, *GROUPS, *OTHERS}
 
 
 @pytest.mark.parametrize("kind", SINGLES)
@@ -449,7 +450,7 @@ def test_bytes_are_read_and_let_go(tmp_path: Path) -> None:
 
 def test_an_audit_does_not_import_torch(folder: Path) -> None:
     code = (
-        "import sys; from flatout.app import audit_data as a; a.audit_data(sys.argv[1]); print('torch' in sys.modules)"
+        "import sys; from flatout.commands import audit as a; a.audit_data(sys.argv[1]); print('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

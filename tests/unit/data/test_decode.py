@@ -1,11 +1,14 @@
 """One rule from any file to upright RGB pixels, or a reason why not."""
 
 import io
+import os
 import pickle
 import struct
 import subprocess
 import sys
 import zlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_datasets import encoded, jpeg, pixels
 
-from flatout.data.decode import Undecodable, decode_pixels
-from flatout.data.picture_cost import MAX_PIXELS
+from flatout.data.pixels import decode
+from flatout.data.pixels.decode import Undecodable, decode_pixels
+from flatout.data.pixels.picture_limits import MAX_PIXELS
 
 some = settings(max_examples=80, deadline=None)  # a loaded machine is no failure
 
@@ -253,7 +257,7 @@ def test_the_largest_size_is_not_refused_for_its_size() -> None:
 def test_bombs_do_not_take_memory() -> None:
     """In a process of its own, which can tell the most it ever held."""
     script = (
-        "import pickle, sys; from flatout.data.decode import Undecodable, decode_pixels\n"
+        "import pickle, sys; from flatout.data.pixels.decode import Undecodable, decode_pixels\n"
         "bombs = pickle.load(sys.stdin.buffer)\n"
         "most = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
         "before = most()\n"
@@ -267,3 +271,38 @@ def test_bombs_do_not_take_memory() -> None:
         [sys.executable, "-c", script], input=pickle.dumps(list(BOMBS.values())), stdout=subprocess.PIPE, check=True
     )
     assert int(done.stdout) < 200_000  # kB
+
+
+class Disagreeing:
+    """A compiled decoder whose Huffman decoder reads other pixels than libjpeg's."""
+
+    allowed = True
+
+    def own_huffman(self, allow: bool) -> bool:
+        self.allowed = allow
+        return allow
+
+    def load_slice(self, *given: Any) -> None:
+        given[5][:] = 1 if self.allowed else 2
+
+
+def test_a_huffman_decoder_that_disagrees_with_libjpeg_is_not_used() -> None:
+    compiled: Any = Disagreeing()
+    assert decode._check_huffman(compiled) is False
+    assert compiled.allowed is False
+
+
+@pytest.mark.skipif(not decode.OWN_HUFFMAN, reason="needs the compiled decoder with a tested libjpeg-turbo")
+def test_an_untested_libjpeg_keeps_its_own_huffman_decoder(tmp_path: Path) -> None:
+    """The library of this machine under another version's name: the pixels are the same, read by libjpeg alone."""
+    (path,) = {
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libjpeg.so.62" in line
+    }
+    library = Path(path).read_bytes()
+    other = library.replace(b"libjpeg-turbo version 2.1.5 (build", b"libjpeg-turbo version 2.1.9 (build")
+    assert other != library
+    (tmp_path / "libjpeg.so.62").write_bytes(other)
+    code = "from flatout.data.pixels import decode; print(decode.native is not None, decode.decoder_name())"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "True compiled, libjpeg-turbo 2.1.5 with its own Huffman decoder"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.data import draws
-from flatout.data.draws import draw, draw_mix, fast_uniforms
-from flatout.data.views import SHIPPED, View
+from flatout.data.pixels import draws
+from flatout.data.pixels.draws import draw, draw_mix, fast_uniforms
+from flatout.data.pixels.views import SHIPPED, View
 from flatout.sampling import epoch_order, uniforms
 
 some = settings(max_examples=25, deadline=None)  # a loaded machine is no failure
@@ -190,7 +190,7 @@ def test_a_pair_mixes_the_same_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 4, 23])
 def test_random_numbers_are_those_of_the_sampling_room(count: int) -> None:
-    _native = pytest.importorskip("flatout.data._native", reason="the optional extension is not built")
+    _native = pytest.importorskip("flatout.data.pixels._native", reason="the optional extension is not built")
     ids = np.array([0, 1, 77, 2**31, 2**32 + 5, 2**62], np.int64)
     for seed, epoch, stream in [(0, 0, 0), (7, 3, 4), (2**63 + 12345, 2**32 - 1, 255)]:
         out = np.full((len(ids), count), np.nan)

@@ -1,4 +1,4 @@
-"""Whether decoded samples are worth keeping: the arithmetic, and that what is measured is what it says."""
+"""That what is measured of keeping decoded samples is what it says, and decides."""
 
 from pathlib import Path
 
@@ -6,52 +6,20 @@ import pytest
 from small_datasets import TORN, jpeg, split_of
 
 from flatout.cache.arena import Arena, memory_arena
-from flatout.data import fill_costs, tiers
-from flatout.data.decode import native
-from flatout.data.fill_costs import ASSUMED_EPOCHS, Probed, SampleCosts, fill_or_not, probe_samples
-from flatout.data.prepare import Recipe
-from flatout.data.tiers import choose_cache
-from flatout.data.views import resolve_view
+from flatout.data.loading import fill_costs, tiers
+from flatout.data.loading.fill_costs import Probed, probe_samples
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.tiers import choose_cache
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import resolve_view
+from flatout.decisions.caching import SampleCosts
 
-SMALL = SampleCosts(crop_seconds=22e-6, fill_seconds=25e-6, kept_seconds=3e-6)
-PHOTO = SampleCosts(crop_seconds=750e-6, fill_seconds=1300e-6, kept_seconds=150e-6)
 HUGE = SampleCosts(crop_seconds=10e-3, fill_seconds=100e-3, kept_seconds=1e-3)
-NEVER = SampleCosts(crop_seconds=1e-3, fill_seconds=1e-3, kept_seconds=2e-3)
 
 
-@pytest.mark.parametrize("costs", [SMALL, PHOTO, HUGE, NEVER, None])
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_one_epoch_never_fills(costs: SampleCosts | None, epochs: int) -> None:
-    assert fill_or_not(costs, epochs) == (False, "the run has one epoch and needs each sample once")
-
-
-@pytest.mark.parametrize(
-    ("costs", "epochs", "fills"),
-    [
-        (SMALL, 2, True), (SMALL, None, True), (PHOTO, 2, True), (PHOTO, None, True), (HUGE, None, False),
-        (HUGE, 10, False), (HUGE, 12, True), (NEVER, 1000, False), (NEVER, None, False), (None, 2, True),
-    ],
-)  # fmt: skip
-def test_it_is_filled_where_the_whole_run_takes_less_time(
-    costs: SampleCosts | None, epochs: int | None, fills: bool
-) -> None:
-    assert fill_or_not(costs, epochs)[0] == fills
-    if costs is not None and epochs is not None:
-        assert fills == (costs.fill_seconds + (epochs - 1) * costs.kept_seconds < epochs * costs.crop_seconds)
-
-
-def test_it_says_what_it_expects() -> None:
-    assert fill_or_not(PHOTO, 90)[1] == (
-        "pays after 1.9 epochs, the run has 90: 1.3 ms a sample and core in the first epoch and 150 µs then, "
-        "750 µs without"
-    )
-    assert f"{ASSUMED_EPOCHS} are assumed" in fill_or_not(PHOTO, None)[1]
-    assert fill_or_not(NEVER, 5)[1].startswith("never pays, the run has 5")
-
-
-def recipe(path: Path, view: str = "train-64", **odd: bytes) -> Recipe:
+def recipe(path: Path, view: str = "train-64", **odd: bytes) -> BatchPlan:
     split = split_of(path, 20, {int(slot[1:]): data for slot, data in odd.items()})
-    return Recipe(split, resolve_view(view), 0, 4)
+    return BatchPlan(split, resolve_view(view), 0, 4)
 
 
 @pytest.mark.skipif(native is None, reason="the compiled decoder crops without decoding the whole")
@@ -89,14 +57,16 @@ def test_a_header_that_lies_does_not_make_a_dataset_large(tmp_path: Path) -> Non
 def test_auto_goes_without_where_filling_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job = recipe(tmp_path / "data")
-    assert choose_cache("auto", job, "thread", epochs=1).note.startswith("cache: off, the run has one epoch")
+    assert choose_cache("auto", job, "thread", epochs=1).choice.note.startswith("cache: off, the run has one epoch")
     monkeypatch.setattr(tiers, "probe_samples", lambda *_, **__: Probed(1000.0, True, HUGE))
-    assert choose_cache("auto", job, "thread", epochs=5).note.startswith(
+    assert choose_cache("auto", job, "thread", epochs=5).choice.note.startswith(
         "cache: off, pays after 11 epochs, the run has"
     )
     filled = choose_cache("auto", job, "thread", epochs=50)
     assert filled.store is not None
-    assert filled.note.startswith("cache: all decoded samples in memory (20 kB); pays after 11 epochs, the run has 50")
+    assert filled.choice.note.startswith(
+        "cache: all decoded samples in memory (20 kB); pays after 11 epochs, the run has 50"
+    )
     for explicit in ("memory", "disk"):
         chosen = choose_cache(explicit, job, "thread", epochs=1)
         assert chosen.store is not None

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import open_dataset
-from flatout.data.decode import native
-from flatout.data.host_memory import HostMemory, power_of_two
-from flatout.data.loader import open_loader
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.process_pool import ProcessPool
-from flatout.data.views import SHIPPED
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.pinned_memory import HostMemory, power_of_two
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.loading.process_pool import ProcessPool
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import open_dataset
 from late_copies import FakePinned
 
 VIEW = replace(SHIPPED["train-224"], size=16, mixup=0.2, cutmix=1.0)
 
 
-def recipe_of(data: Path, batch_size: int = 9) -> Recipe:
-    return Recipe(open_dataset(DataConfig(path=str(data))).train, VIEW, 0, batch_size)
+def recipe_of(data: Path, batch_size: int = 9) -> BatchPlan:
+    return BatchPlan(open_dataset(DataConfig(path=str(data))).train, VIEW, 0, batch_size)
 
 
 def test_what_the_allocator_of_pinned_memory_takes() -> None:
@@ -67,7 +67,7 @@ def test_a_rank_takes_memory_for_its_slice(shapes: Path) -> None:
     assert [each.nbytes for each in pinned.allocated] == [power_of_two(recipe.largest_bytes())]
 
 
-def python_calls(recipe: Recipe) -> int:
+def python_calls(recipe: BatchPlan) -> int:
     space, calls = np.empty(recipe.shape(0), np.uint8), [0]
     prepare(recipe, 0, 0, space)  # what is done once
 

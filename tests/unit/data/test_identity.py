@@ -15,22 +15,23 @@ import xxhash
 from small_datasets import opened, write_files, write_tar
 from test_staging import RemoteStore
 
-from flatout.app.data_identity import RunIdentity
 from flatout.config.schema import DataConfig
-from flatout.data import identity, prepare
-from flatout.data.dataset import Dataset, Split
-from flatout.data.decode import native
-from flatout.data.loader import Loader, open_loader
-from flatout.data.pack import PackIndex, encode_index
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe
-from flatout.data.readers import look_at_files
-from flatout.data.staging import staged
-from flatout.data.views import SHIPPED
+from flatout.data.loading import prepare
+from flatout.data.loading.loader import Loader, open_loader
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.staging import staged
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source import identity
+from flatout.data.source.dataset import Dataset, Split
+from flatout.data.source.pack import PackIndex, encode_index
+from flatout.data.source.pack_writer import PackOptions, write_pack
+from flatout.data.source.readers import look_at_files
 from flatout.errors import DataChanged, DataError, TooManyQuarantined
-from flatout.service.specs import content_digest, describe, stream_name
+from flatout.service.protocol.specs import content_digest, describe, stream_name
 from flatout.storage.local import FolderStore
 from flatout.storage.locators import NO_LOCATOR, object_locator
+from flatout.training.data_identity import RunIdentity
 from twins import make_twins, replace_slyly, twin_files
 
 COUNT = 16
@@ -49,7 +50,7 @@ def twins(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def loader_of(split: Split, workers: int = 0, **data: Any) -> Loader:
-    recipe = Recipe(split, replace(SHIPPED["train-64"], size=16, pad=2), seed=1, batch_size=4)
+    recipe = BatchPlan(split, replace(SHIPPED["train-64"], size=16, pad=2), seed=1, batch_size=4)
     return open_loader(recipe, DataConfig(**{"cache": "off", **data}), workers)
 
 
@@ -159,7 +160,7 @@ def test_a_stage_of_objects_that_nothing_proves_is_not_used_again(twins: tuple[P
 
 def test_streams_of_other_contents_have_other_names(twins: tuple[Path, Path]) -> None:
     def name(root: Path) -> str:
-        recipe = Recipe(opened(root).train, SHIPPED["train-64"], seed=0, batch_size=4)
+        recipe = BatchPlan(opened(root).train, SHIPPED["train-64"], seed=0, batch_size=4)
         return stream_name(describe(recipe, DataConfig(path=str(root)), "train"))
 
     plain, inverted = twins
@@ -388,7 +389,7 @@ def test_too_much_to_read_beforehand_is_compared_when_it_is_read(
 ) -> None:
     plain, inverted = twins
     written_down(plain, tmp_path)
-    monkeypatch.setattr("flatout.app.data_identity._MOST_LOCAL_BYTES", 100)
+    monkeypatch.setattr("flatout.training.data_identity._MOST_LOCAL_BYTES", 100)
     dataset = opened(inverted)
     found = RunIdentity(tmp_path, dataset).differences()
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 from small_datasets import opened, write_files, write_tar
 
 from flatout.config.schema import DataConfig
-from flatout.data.dataset import Dataset, open_dataset
+from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.errors import DataError
 
 PLAIN = {

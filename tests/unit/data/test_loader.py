@@ -10,16 +10,15 @@ import pytest
 import torch
 from epochs import BAD, SAMPLES, expected, fingerprint, kept, loader_of, make_recipe
 
-from flatout.data.dataset import Split
-from flatout.data.loader import Loader, choose_workers
-from flatout.data.pools import Buffers, InlinePool, Key, ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.worker_count import workers_for
+from flatout.data.loading.loader import Loader, choose_workers
+from flatout.data.loading.pools import Buffers, InlinePool, Key, ThreadPool
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.source.dataset import Split
 from flatout.errors import TooManyQuarantined
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> BatchPlan:
     return make_recipe(tmp_path_factory.mktemp("samples"))
 
 
@@ -27,13 +26,13 @@ POOLS = [("auto", 0), ("thread", 1), ("thread", 3), ("process", 1), ("process", 
 
 
 @pytest.fixture(scope="module", params=POOLS, ids=[f"{kind}-{workers}" for kind, workers in POOLS])
-def loader(request: pytest.FixtureRequest, recipe: Recipe) -> Iterator[Loader]:
+def loader(request: pytest.FixtureRequest, recipe: BatchPlan) -> Iterator[Loader]:
     """One for several tests: what one of them leaves unfinished must not show in the next."""
     with loader_of(recipe, *request.param, prefetch="auto" if request.param[1] == 0 else 3) as opened:
         yield opened
 
 
-def test_batches_are_the_same_whoever_prepares_them(loader: Loader, recipe: Recipe) -> None:
+def test_batches_are_the_same_whoever_prepares_them(loader: Loader, recipe: BatchPlan) -> None:
     for epoch in (0, 1):
         assert kept(loader.epoch(epoch)) == expected(recipe, epoch)
     assert set(loader.quarantine) == set(BAD)
@@ -41,7 +40,7 @@ def test_batches_are_the_same_whoever_prepares_them(loader: Loader, recipe: Reci
     assert loader.stages.bytes_read > 0
 
 
-def test_an_epoch_given_up_in_the_middle_does_not_leak_into_the_next(loader: Loader, recipe: Recipe) -> None:
+def test_an_epoch_given_up_in_the_middle_does_not_leak_into_the_next(loader: Loader, recipe: BatchPlan) -> None:
     batches = loader.epoch(4)
     next(batches)
     next(batches)
@@ -49,19 +48,19 @@ def test_an_epoch_given_up_in_the_middle_does_not_leak_into_the_next(loader: Loa
     assert kept(loader.epoch(9)) == expected(recipe, 9)  # again, though epoch 10 was looked ahead to
 
 
-def test_an_epoch_can_start_in_the_middle(loader: Loader, recipe: Recipe) -> None:
+def test_an_epoch_can_start_in_the_middle(loader: Loader, recipe: BatchPlan) -> None:
     assert kept(loader.epoch(2, start=3)) == expected(recipe, 2, start=3)
     assert kept(loader.epoch(3)) == expected(recipe, 3)
     assert kept(loader.epoch(5, start=recipe.batches_per_epoch)) == []
 
 
-def test_an_epoch_given_up_can_go_on_where_it_stopped(loader: Loader, recipe: Recipe) -> None:
+def test_an_epoch_given_up_can_go_on_where_it_stopped(loader: Loader, recipe: BatchPlan) -> None:
     batches = loader.epoch(6)
     first = [fingerprint(next(batches)), fingerprint(next(batches))]
     assert first + kept(loader.epoch(6, start=2)) == expected(recipe, 6)
 
 
-def test_waiting_for_the_store_in_threads_of_their_own_changes_nothing(recipe: Recipe) -> None:
+def test_waiting_for_the_store_in_threads_of_their_own_changes_nothing(recipe: BatchPlan) -> None:
     with Loader(recipe, ThreadPool(recipe, 2, None, fetchers=3), 6, 60, 0.5) as loader:
         assert kept(loader.epoch(0)) == expected(recipe, 0)
 
@@ -72,7 +71,7 @@ def test_waiting_for_the_store_in_threads_of_their_own_changes_nothing(recipe: R
 class NotingPool(InlinePool):
     """Prepares nothing ahead, but notes what it is asked for."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: BatchPlan) -> None:
         super().__init__(recipe)
         self.submitted: list[Key] = []
         self.waited: list[Key] = []
@@ -91,7 +90,7 @@ class NotingPool(InlinePool):
 
 
 @pytest.mark.parametrize("prefetch", [1, 3, 20])
-def test_the_end_of_an_epoch_prepares_the_start_of_the_next(recipe: Recipe, prefetch: int) -> None:
+def test_the_end_of_an_epoch_prepares_the_start_of_the_next(recipe: BatchPlan, prefetch: int) -> None:
     pool = NotingPool(recipe)
     loader = Loader(recipe, pool, prefetch, 60, 0.5)
     keys = [(epoch, index) for epoch in range(5) for index in range(recipe.batches_per_epoch)]
@@ -100,7 +99,7 @@ def test_the_end_of_an_epoch_prepares_the_start_of_the_next(recipe: Recipe, pref
         assert pool.submitted == keys[: number + prefetch]  # each once, never more than so many ahead
 
 
-def test_batches_of_an_epoch_given_up_are_forgotten(recipe: Recipe) -> None:
+def test_batches_of_an_epoch_given_up_are_forgotten(recipe: BatchPlan) -> None:
     pool = NotingPool(recipe)
     loader = Loader(recipe, pool, 3, 60, 0.5)
     next(loader.epoch(0))
@@ -111,7 +110,7 @@ def test_batches_of_an_epoch_given_up_are_forgotten(recipe: Recipe) -> None:
     assert pool.submitted[5:] == [(2, 0), (2, 1), (2, 2), (2, 3)]
 
 
-def test_without_looking_ahead_nothing_beyond_the_epoch_is_prepared(recipe: Recipe) -> None:
+def test_without_looking_ahead_nothing_beyond_the_epoch_is_prepared(recipe: BatchPlan) -> None:
     pool = NotingPool(recipe)
     loader = Loader(recipe, pool, 3, 60, 0.5, look_ahead=False)
     for _ in range(2):
@@ -153,13 +152,13 @@ def test_a_buffer_does_not_come_back_while_any_part_of_it_is_used(part) -> None:
     assert (held == 7).all()
 
 
-def test_buffers_are_used_again_from_batch_to_batch(recipe: Recipe) -> None:
+def test_buffers_are_used_again_from_batch_to_batch(recipe: BatchPlan) -> None:
     with loader_of(recipe, "thread", 1, prefetch=2) as loader:
         addresses = [address(batch.images) for epoch in range(6) for batch in loader.epoch(epoch)]
     assert len(set(addresses)) < len(addresses) / 2
 
 
-def test_too_many_unusable_samples_end_the_run(recipe: Recipe) -> None:
+def test_too_many_unusable_samples_end_the_run(recipe: BatchPlan) -> None:
     share = len(BAD) / SAMPLES
     with loader_of(recipe, "auto", 0, max_quarantine_share=share) as loader:
         list(loader.epoch(0))
@@ -171,17 +170,9 @@ def test_too_many_unusable_samples_end_the_run(recipe: Recipe) -> None:
         assert any(repr(recipe.split.names[number]) in str(caught.value) for number in BAD)
 
 
-@pytest.mark.parametrize(
-    ("cores", "device", "waits", "workers"),
-    [(8, "cuda", 0.2, 8), (8, "cpu", 0.2, 1), (1, "cuda", 0.0, 1), (3, "cuda", 3.0, 12), (2, "cpu", 3.0, 4), (64, "cuda", 9.0, 16)],
-)  # fmt: skip
-def test_auto_takes_more_workers_where_they_mostly_wait(cores: int, device: str, waits: float, workers: int) -> None:
-    assert workers_for(cores, device, waits) == workers
-
-
-def test_auto_measures_how_long_reading_takes(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
-    assert choose_workers(5, "cuda", recipe) == 5
+def test_auto_measures_how_long_reading_takes(recipe: BatchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
+    assert choose_workers(5, "cuda", recipe).value == 5
     locate, clock, slept = Split.locate, time.perf_counter, [0.0]
 
     def slow(*args: Any) -> Any:
@@ -190,11 +181,11 @@ def test_auto_measures_how_long_reading_takes(recipe: Recipe, monkeypatch: pytes
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + slept[0])
     monkeypatch.setattr(Split, "locate", slow)
-    assert choose_workers("auto", "cuda", recipe) == 16
+    assert choose_workers("auto", "cuda", recipe).value == 16
 
 
-def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: BatchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
     locate, clock, calls = Split.locate, time.perf_counter, [0]
 
     def slow_at_first(*args: Any) -> Any:
@@ -203,13 +194,13 @@ def test_auto_does_not_take_what_is_done_once_for_waiting(recipe: Recipe, monkey
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + (1000.0 if calls[0] else 0.0))
     monkeypatch.setattr(Split, "locate", slow_at_first)
-    assert choose_workers("auto", "cuda", recipe) == 3
+    assert choose_workers("auto", "cuda", recipe).value == 3
     assert calls[0] > 1
 
 
-def test_auto_does_not_take_a_busy_machine_for_slow_files(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_does_not_take_a_busy_machine_for_slow_files(recipe: BatchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of the three times, others had the core while a sample was read."""
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
     locate, clock, calls = Split.locate, time.perf_counter, [0]
 
     def preempted_twice(*args: Any) -> Any:
@@ -218,10 +209,10 @@ def test_auto_does_not_take_a_busy_machine_for_slow_files(recipe: Recipe, monkey
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000.0 * min(calls[0], 2))
     monkeypatch.setattr(Split, "locate", preempted_twice)
-    assert choose_workers("auto", "cuda", recipe) == 3
+    assert choose_workers("auto", "cuda", recipe).value == 3
     assert calls[0] > 2
 
 
-def test_auto_measures_samples_on_a_rank_of_many_too(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatout.data.loader.usable_cores", lambda: 3)
-    assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)) == 3
+def test_auto_measures_samples_on_a_rank_of_many_too(recipe: BatchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatout.data.loading.loader.usable_cores", lambda: 3)
+    assert choose_workers("auto", "cuda", replace(recipe, rank=60, world_size=64)).value == 3

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-_native = pytest.importorskip("flatout.data._native", reason="the optional extension is not built")
+_native = pytest.importorskip("flatout.data.pixels._native", reason="the optional extension is not built")
 
 COLUMNS = 27
 NOT_FOR_ME = 1
@@ -356,9 +356,42 @@ def make_arena(
 
 
 def kept_picture(arena: tuple, row: int) -> NDArray[np.uint8] | None:  # type: ignore[type-arg]
+    """Whole, of an arena that may have it as planes: then by crops of 16 x 16 of it, each without a resize."""
     pixels, index, _, _ = arena
-    end, (height, width) = index[row][0], index[row : row + 1].view(np.int32)[0, 2:]
-    return pixels[end - 3 * height * width : end].reshape(height, width, 3) if end > 0 else None
+    end, (height, width) = int(index[row][0]), index[row : row + 1].view(np.int32)[0, 2:].tolist()
+    if end <= 0:
+        return None
+    if width > 0:
+        return pixels[end - 3 * height * width : end].reshape(height, width, 3)
+    kept = pixels[end - planes_bytes(height, -width) : end]
+    places = [(x, y) for y in range(height - 15) for x in range(-width - 15) if (x % 13, y % 11) == (0, 0)]
+    places += [(-width - 16, y) for _, y in places] + [(x, height - 16) for x, _ in places]
+    places += [(-width - 16, height - 16)]
+    rows = [box_row(x, y, 16, -width, height) for x, y in places]
+    out, status = np.zeros((len(rows), 3, 16, 16), np.uint8), np.zeros(len(rows), np.int32)
+    shapes = np.array([[height, width]] * len(rows), np.int32)
+    _native.load_slice([kept] * len(rows), shapes, np.stack(rows), 16, 0, out, status)
+    assert not status.any()
+    whole = np.zeros((height, -width, 3), np.uint8)
+    for (x, y), crop in zip(places, out, strict=True):
+        whole[y : y + 16, x : x + 16] = crop.transpose(1, 2, 0)
+    return whole
+
+
+def planes_bytes(height: int, width: int) -> int:
+    """Of 4:2:0 in whole blocks of 8."""
+
+    def blocks(samples: int) -> int:
+        return (samples + 7) // 8 * 8
+
+    return blocks(height) * blocks(width) + 2 * blocks((height + 1) // 2) * blocks((width + 1) // 2)
+
+
+def box_row(x: int, y: int, side: int, width: int, height: int) -> Row:
+    row = np.zeros(COLUMNS)
+    row[[0, 2, 3]] = 1, min(1, (x + 0.5) / (width - side + 1)), min(1, (y + 0.5) / (height - side + 1))
+    row[6:26] = side / math.sqrt(width * height)
+    return row
 
 
 def load_and_keep(
@@ -389,12 +422,55 @@ def test_kept_pictures_are_whole_and_crops_are_what_they_would_have_been(tmp_pat
             assert isinstance(data, bytes)
             assert np.array_equal(kept_picture(arena, row), np.asarray(decode(data)))
         assert [row for row in range(9) if kept_picture(arena, row) is not None] == [0, 3, 5, 8]
-        assert arena[2][0] == sum(kept_picture(arena, row).size for row in (0, 3, 5, 8))  # type: ignore[union-attr]
+        sizes = [planes_bytes(140, 90), 3 * 103 * 131, 3 * 116 * 122, planes_bytes(104, 142)]
+        assert arena[2][0] == sum(sizes)
+
+
+@pytest.mark.parametrize("size", [8, 31, 48, 70])
+def test_crops_of_kept_planes_are_those_of_the_file(size: int) -> None:
+    """Odd sizes, crops at every edge, wide and narrow, resized or not: chroma is upsampled as libjpeg does it."""
+    rng = random.Random(size)
+    sizes = [(5, 40), (17, 33), (33, 17), (64, 64), (65, 63), (70, 70), (90, 131), (200, 48), (131, 250)]
+    for number, (width, height) in enumerate(sizes):
+        data = encode(picture(width, height, number), progressive=number % 3 == 2)
+        rows = [random_row(rng, size) for _ in range(24)]
+        rows += [box_row(x, y, min(size, width, height), width, height) for x in (0, 1, 2) for y in (0, 1)]
+        expected, _ = load([data] * len(rows), rows, size)
+        arena = make_arena(1, 10**6)
+        first, status = load_and_keep([data], rows[:1], size, arena, [0])
+        kept, end = arena[1][:1].view(np.int32)[0, 2:], int(arena[1][0, 0])
+        length = planes_bytes(height, width)
+        planes = length < 3 * width * height
+        assert (status, kept.tolist()) == ([0], [height, -width if planes else width])
+        assert np.array_equal(first, expected[:1])
+        shapes = np.array([kept.tolist()] * len(rows), np.int32)
+        exact = arena[0][end - (length if planes else 3 * width * height) : end].copy()
+        out, _ = load([exact] * len(rows), rows, size, shapes)
+        assert np.array_equal(out, expected), (width, height)
+
+
+def test_planes_of_another_size_or_of_other_colours_are_not_taken() -> None:
+    assert _native.kept_bytes(encode(picture(64, 64, 1))) == planes_bytes(64, 64)
+    assert _native.kept_bytes(encode(picture(64, 64, 1), "422")) == 3 * 64 * 64
+    assert _native.kept_bytes(encode(picture(64, 64, 1), "grey")) == 3 * 64 * 64
+    assert _native.kept_bytes(encode(picture(9, 7, 1))) == 3 * 9 * 7  # whole blocks would be more
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    assert _native.kept_bytes(encode(picture(64, 64, 1), exif=turned.tobytes())) == 3 * 64 * 64  # Pillow's to keep
+    adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
+    plain = encode(picture(64, 64, 1))
+    jfif = 4 + int.from_bytes(plain[4:6], "big")
+    for transform, kept in ((b"\0", 3 * 64 * 64), (b"\1", planes_bytes(64, 64))):
+        assert _native.kept_bytes(plain[:jfif] + adobe + transform + plain[jfif:]) == kept
+    assert _native.kept_bytes(b"\x89PNG") is None
+    for shape in ([64, -48], [48, -64], [64, 64], [-64, -64], [64, -(2**31)], [2**31 - 1, -(2**31)]):
+        data = np.zeros(planes_bytes(64, 64), np.uint8)
+        assert load([data], [centre()], 32, np.array([shape], np.int32))[1] == [NOT_FOR_ME]
 
 
 def test_what_finds_no_room_is_only_cropped() -> None:
     files: list[object] = [encode(picture(40, 30, seed)) for seed in range(4)]
-    arena = make_arena(4, 2 * 3 * 40 * 30 + 100)
+    arena = make_arena(4, 2 * planes_bytes(30, 40) + 100)
     out, status = load_and_keep(files, [centre()] * 4, 24, arena, [0, 1, 2, 3])
     assert status == [0] * 4
     assert np.array_equal(out, load(files, [centre()] * 4, 24)[0])
@@ -431,7 +507,7 @@ def test_a_full_disk_costs_the_picture_nothing(tmp_path: Path) -> None:
 def test_threads_fill_an_arena_without_a_gap_or_a_picture_twice() -> None:
     files: list[object] = [encode(picture(30 + i % 5, 40, i)) for i in range(60)]
     wanted, _ = load(files, [centre()] * 60, 24)
-    arena = make_arena(60, sum(decode(data).width * 40 * 3 for data in files))  # type: ignore[arg-type]
+    arena = make_arena(60, sum(planes_bytes(40, decode(data).width) for data in files))  # type: ignore[arg-type]
     wrong: list[int] = []
     start = threading.Barrier(4)
 
@@ -688,6 +764,6 @@ def test_header_size() -> None:
     assert _native.jpeg_size(encode(IMAGE, "grey")) == (70, 50, 1)
     assert _native.jpeg_size(PLAIN[:-2]) == (70, 50, 3)
     assert _native.jpeg_size(b"\x89PNG") is None
-    assert _native.ABI == 6
+    assert _native.ABI == 7
     assert _native.LIBJPEG_VERSION[0].isdigit()
     assert _native.MAX_PIXELS == 2**26

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_datasets import encoded, jpeg, opened, pixels, write_files, write_tar
 
-from flatout.data.dataset import Dataset
-from flatout.data.decode import decode_pixels
-from flatout.data.pack import PackIndex, PackReader, decode_index, encode_index, read_manifest
-from flatout.data.pack_writer import PackOptions, unpack, write_pack
+from flatout.data.pixels.decode import decode_pixels
+from flatout.data.source.dataset import Dataset
+from flatout.data.source.pack import PackIndex, PackReader, decode_index, encode_index, read_manifest
+from flatout.data.source.pack_writer import PackOptions, unpack, write_pack
 from flatout.errors import DataError, NoSpace
 from flatout.storage import open_store
 

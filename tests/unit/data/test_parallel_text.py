@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from flatout.config.schema import DataConfig, VocabularyConfig
-from flatout.data.parallel_text import ParallelText, open_parallel_text
-from flatout.data.vocabulary import BEGIN, END, Vocabulary, learn_vocabulary
+from flatout.data.text.parallel_text import ParallelText, open_parallel_text
+from flatout.data.text.vocabulary import BEGIN, END, Vocabulary, learn_vocabulary
 from flatout.errors import DataError
 
 SOURCE = ["a dog runs", "two cats sleep here", "the bird sings", "a dog sleeps"] * 5

@@ -12,12 +12,15 @@ from PIL import Image
 from small_datasets import split_of
 
 from flatout.cache.arena import memory_arena
-from flatout.data import decode, picture_cost, pixels, prepare
-from flatout.data.audit import BOMB, BROKEN, look_at
-from flatout.data.picture_cost import CostsTooMuch, Undecodable, count_scans
-from flatout.data.prepare import Recipe
-from flatout.data.sample_cache import SampleCache
-from flatout.data.views import SHIPPED
+from flatout.data.audit.examination import BOMB, BROKEN, look_at
+from flatout.data.loading import prepare
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.sample_cache import SampleCache
+from flatout.data.pixels import decode
+from flatout.data.pixels import picture_limits as picture_cost
+from flatout.data.pixels import reference as pixels
+from flatout.data.pixels.picture_limits import CostsTooMuch, Undecodable, count_scans
+from flatout.data.pixels.views import SHIPPED
 from hostile_pictures import encoded, ends_early, flat_png, lying_header, many_scans, smooth
 
 TURNED = Image.Exif()
@@ -119,7 +122,7 @@ def test_the_compiled_decoder_has_the_same_numbers() -> None:
         assert eval(text.replace("UINT64_C(1)", "1")) == getattr(picture_cost, name)
 
 
-def left_out(recipe: Recipe, cache: SampleCache | None = None, epochs: int = 6) -> set[tuple[int, int]]:
+def left_out(recipe: BatchPlan, cache: SampleCache | None = None, epochs: int = 6) -> set[tuple[int, int]]:
     found = set()
     for epoch in range(epochs):
         for index in range(recipe.batches_per_epoch):
@@ -131,7 +134,7 @@ def left_out(recipe: Recipe, cache: SampleCache | None = None, epochs: int = 6) 
 def test_the_same_samples_are_left_out_on_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Crops that end above the damage must see it too: else a sample would be in some epochs' batches only."""
     bad = {1: ends_early(share=0.9), 2: ends_early(smooth(99, 200), 0.95), 5: lying_header(), 6: many_scans(150, 32)}
-    recipe = Recipe(split_of(tmp_path, 8, bad), replace(SHIPPED["train-224"], size=16), seed=3, batch_size=4)
+    recipe = BatchPlan(split_of(tmp_path, 8, bad), replace(SHIPPED["train-224"], size=16), seed=3, batch_size=4)
     expected = {(epoch, number) for epoch in range(6) for number in bad}
     assert left_out(recipe) == expected
     assert left_out(recipe) == expected  # the whole ones were read to their end before, these were not
@@ -143,7 +146,9 @@ def test_the_same_samples_are_left_out_on_every_path(tmp_path: Path, monkeypatch
 
 
 def test_a_file_that_ended_well_is_parsed_to_its_end_once(tmp_path: Path) -> None:
-    recipe = Recipe(split_of(tmp_path, 8, {1: ends_early()}), replace(SHIPPED["train-224"], size=16), 0, batch_size=8)
+    recipe = BatchPlan(
+        split_of(tmp_path, 8, {1: ends_early()}), replace(SHIPPED["train-224"], size=16), 0, batch_size=8
+    )
     if prepare.native is None:
         pytest.skip("the extension is not built")
     assert not recipe.ends_well.any()

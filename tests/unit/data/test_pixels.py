@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_datasets import pixels
 
-from flatout.data import draws
-from flatout.data.decode import Undecodable
-from flatout.data.draws import Draws, draw
-from flatout.data.pixels import crop_box, place, place_raw, recolour
-from flatout.data.views import SHIPPED, View
+from flatout.data.pixels import draws
+from flatout.data.pixels.decode import Undecodable
+from flatout.data.pixels.draws import Draws, draw
+from flatout.data.pixels.reference import crop_box, place, place_raw, recolour
+from flatout.data.pixels.views import SHIPPED, View
 
 some = settings(max_examples=40, deadline=None)  # a loaded machine is no failure
 
@@ -236,8 +236,8 @@ def test_without_the_compiled_decoder_hardly_a_pixel_is_more_than_one_off(
 
 def test_the_resize_in_force_is_part_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, coloured = SHIPPED["train-224"], replace(SHIPPED["train-224"], colour_jitter=(0.1, 0.0, 0.0))
-    monkeypatch.setattr("flatout.data.views.RESIZES_BY_TORCH", False)
+    monkeypatch.setattr("flatout.data.pixels.views.RESIZES_BY_TORCH", False)
     before = plain.digest(), coloured.digest()
-    monkeypatch.setattr("flatout.data.views.RESIZES_BY_TORCH", True)
+    monkeypatch.setattr("flatout.data.pixels.views.RESIZES_BY_TORCH", True)
     assert plain.digest() != before[0]
     assert coloured.digest() == before[1]  # colour operations make more of a difference of 1: Pillow resizes

@@ -11,14 +11,14 @@ from small_datasets import TORN, encoded, jpeg, opened, pixels, sample_files, sp
 from trouble import troubled
 
 from flatout.config.schema import DataConfig
-from flatout.data import prepare as prepare_module
 from flatout.data.batch import Prepared
-from flatout.data.decode import decode_pixels, native
-from flatout.data.draws import draw, draw_mix
-from flatout.data.loader import open_loader
-from flatout.data.pixels import place, recolour
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import SHIPPED, View
+from flatout.data.loading import prepare as prepare_module
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.pixels.decode import decode_pixels, native
+from flatout.data.pixels.draws import draw, draw_mix
+from flatout.data.pixels.reference import place, recolour
+from flatout.data.pixels.views import SHIPPED, View
 from flatout.errors import DataError, StoreUnreachable
 
 SIDE = 16
@@ -29,11 +29,11 @@ STRONG = replace(TRAIN, colour_jitter=(0.4, 0.4, 0.4), trivial_augment=True, era
 MIXED = replace(PADDED, mixup=0.2, cutmix=1.0)
 
 
-def prepared(recipe: Recipe, epoch: int = 0, index: int = 0) -> Prepared:
+def prepared(recipe: BatchPlan, epoch: int = 0, index: int = 0) -> Prepared:
     return prepare(recipe, epoch, index, np.full(recipe.shape(epoch), 99, np.uint8))
 
 
-def whole_epoch(recipe: Recipe, epoch: int = 0) -> dict[int, bytes]:
+def whole_epoch(recipe: BatchPlan, epoch: int = 0) -> dict[int, bytes]:
     """The pixels of every sample that was used, by id."""
     found: dict[int, bytes] = {}
     for index in range(recipe.batches_per_epoch):
@@ -47,44 +47,45 @@ def whole_epoch(recipe: Recipe, epoch: int = 0) -> dict[int, bytes]:
 @pytest.mark.parametrize("view", [TRAIN, PADDED, EVAL, STRONG], ids=["resized", "padded", "eval", "strong"])
 def test_a_batch_equals_its_samples_one_by_one(tmp_path: Path, view: View) -> None:
     split = split_of(tmp_path, 11)
-    batch = prepared(Recipe(split, view, seed=5, batch_size=8), epoch=3)
+    batch = prepared(BatchPlan(split, view, seed=5, batch_size=8), epoch=3)
     assert batch.images.shape == (8, 3, SIDE, SIDE)
     assert np.array_equal(batch.labels, split.labels[batch.sample_ids])
     fill = tuple(round(255 * value) for value in view.mean)
     for sample_id, image in zip(batch.sample_ids.tolist(), batch.images, strict=True):
         expected = np.zeros((3, SIDE, SIDE), np.uint8)
         drawn = draw(view, 5, 3, np.array([sample_id]))
-        place(decode_pixels((tmp_path / split.names[sample_id]).read_bytes()), drawn.geometry[0], SIDE, expected)
+        decoded = decode_pixels((tmp_path / split.names[sample_id]).read_bytes())
+        place(decoded, drawn.geometry[0], SIDE, expected, view.resizes_by_torch)  # another resize without the decoder
         recolour(expected, drawn, 0, fill)  # type: ignore[arg-type]
         assert np.array_equal(image, expected)
 
 
 def test_a_sample_does_not_depend_on_the_batch_it_is_in(tmp_path: Path) -> None:
     split = split_of(tmp_path, 11)
-    small, large = (whole_epoch(Recipe(split, STRONG, seed=5, batch_size=size)) for size in (2, 11))
+    small, large = (whole_epoch(BatchPlan(split, STRONG, seed=5, batch_size=size)) for size in (2, 11))
     assert small == large
     assert set(small) == set(range(11))
-    assert whole_epoch(Recipe(split, STRONG, seed=5, batch_size=4, shuffle=False)) == small
+    assert whole_epoch(BatchPlan(split, STRONG, seed=5, batch_size=4, shuffle=False)) == small
 
 
 def test_other_epochs_and_seeds_give_other_pixels_in_another_order(tmp_path: Path) -> None:
     split = split_of(tmp_path, 11)
-    first = prepared(Recipe(split, TRAIN, 0, 11))
-    for other in (prepared(Recipe(split, TRAIN, 1, 11)), prepared(Recipe(split, TRAIN, 0, 11), epoch=1)):
+    first = prepared(BatchPlan(split, TRAIN, 0, 11))
+    for other in (prepared(BatchPlan(split, TRAIN, 1, 11)), prepared(BatchPlan(split, TRAIN, 0, 11), epoch=1)):
         assert sorted(other.sample_ids.tolist()) == list(range(11))
         assert other.sample_ids.tolist() != first.sample_ids.tolist()
         assert {image.tobytes() for image in other.images}.isdisjoint({image.tobytes() for image in first.images})
 
 
 def test_without_shuffling_ids_are_in_order_and_the_last_batch_is_short(tmp_path: Path) -> None:
-    recipe = Recipe(split_of(tmp_path, 11), EVAL, 0, 4, shuffle=False)
+    recipe = BatchPlan(split_of(tmp_path, 11), EVAL, 0, 4, shuffle=False)
     ids = [prepared(recipe, 7, index).sample_ids.tolist() for index in range(recipe.batches_per_epoch)]
     assert ids == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert prepared(recipe, 7, 2).images.shape == (3, 3, SIDE, SIDE)
 
 
 def test_images_grow_with_the_epochs(tmp_path: Path) -> None:
-    recipe = Recipe(split_of(tmp_path, 4), replace(TRAIN, sizes=((0, 8), (2, 12))), 0, 4)
+    recipe = BatchPlan(split_of(tmp_path, 4), replace(TRAIN, sizes=((0, 8), (2, 12))), 0, 4)
     assert [prepared(recipe, epoch).images.shape[2:] for epoch in (0, 1, 2)] == [(8, 8), (8, 8), (12, 12)]
 
 
@@ -117,7 +118,7 @@ def test_compiled_or_not_cached_or_not_folder_or_tar(
     tmp_path: Path, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = every_kind_of_file()
-    recipe = Recipe(opened(write_files(tmp_path / "folder", files)).train, view, 3, 8)
+    recipe = BatchPlan(opened(write_files(tmp_path / "folder", files)).train, view, 3, 8)
     expected = [prepared(recipe, epoch, index) for epoch in (0, 1) for index in range(recipe.batches_per_epoch)]
     assert sum(len(batch.failures) for batch in expected) == 2 * 2 * len(BAD)
 
@@ -153,7 +154,7 @@ def test_compiled_or_not_cached_or_not_folder_or_tar(
 
 def test_the_list_of_unusable_samples_equals_what_was_planted(tmp_path: Path) -> None:
     split = opened(write_files(tmp_path, every_kind_of_file())).train
-    batch = prepared(Recipe(split, EVAL, 0, len(split)))
+    batch = prepared(BatchPlan(split, EVAL, 0, len(split)))
     assert sorted((each.name.split("/")[2], each.sample_id) for each in batch.failures) == sorted(
         (name.split("/")[2], number) for number, name in enumerate(split.names) if name.split("/")[2] in BAD
     )
@@ -164,9 +165,9 @@ def test_the_list_of_unusable_samples_equals_what_was_planted(tmp_path: Path) ->
 
 @pytest.mark.parametrize("view", [EVAL, STRONG], ids=["eval", "strong"])
 def test_the_others_are_where_they_were_with_the_pixels_they_had(tmp_path: Path, view: View) -> None:
-    whole = prepared(Recipe(split_of(tmp_path / "whole", 12), view, 1, 12))
+    whole = prepared(BatchPlan(split_of(tmp_path / "whole", 12), view, 1, 12))
     bad = {2: TORN, 5: b"", 6: b"text", 11: TORN}
-    damaged = Recipe(split_of(tmp_path / "damaged", 12, bad), view, 1, 12)
+    damaged = BatchPlan(split_of(tmp_path / "damaged", 12, bad), view, 1, 12)
     for _ in range(2):  # the same way every time
         batch = prepared(damaged)
         left = [slot for slot, sample_id in enumerate(whole.sample_ids.tolist()) if sample_id not in bad]
@@ -177,7 +178,7 @@ def test_the_others_are_where_they_were_with_the_pixels_they_had(tmp_path: Path,
 
 
 def test_a_batch_of_nothing_usable_is_empty(tmp_path: Path) -> None:
-    batch = prepared(Recipe(split_of(tmp_path, 4, dict.fromkeys(range(4), b"")), MIXED, 0, 4))
+    batch = prepared(BatchPlan(split_of(tmp_path, 4, dict.fromkeys(range(4), b"")), MIXED, 0, 4))
     assert batch.images.shape == (0, 3, SIDE, SIDE)
     assert len(batch.labels) == len(batch.sample_ids) == 0
     assert len(batch.failures) == 4
@@ -186,28 +187,28 @@ def test_a_batch_of_nothing_usable_is_empty(tmp_path: Path) -> None:
 def test_a_file_that_went_away_is_left_out_and_named(tmp_path: Path) -> None:
     split = split_of(tmp_path, 4)
     os.unlink(tmp_path / split.names[2])
-    batch = prepared(Recipe(split, EVAL, 0, 4))
+    batch = prepared(BatchPlan(split, EVAL, 0, 4))
     assert [(each.sample_id, each.name) for each in batch.failures] == [(2, split.names[2])]
     assert "not there any more" in batch.failures[0].reason
 
 
 def test_a_store_that_fails_is_no_bad_sample(tmp_path: Path) -> None:
-    recipe = Recipe(troubled(split_of(tmp_path, 4), 2, "unreachable"), EVAL, 0, 4)
+    recipe = BatchPlan(troubled(split_of(tmp_path, 4), 2, "unreachable"), EVAL, 0, 4)
     with pytest.raises(StoreUnreachable):
         prepared(recipe)
 
 
 def test_a_banned_sample_is_never_decoded(tmp_path: Path) -> None:
     split = troubled(split_of(tmp_path, 6), 4, "deadly")
-    batch = prepared(Recipe(split, EVAL, 0, 6, banned=(4,)))  # this process would not survive decoding it
+    batch = prepared(BatchPlan(split, EVAL, 0, 6, banned=(4,)))  # this process would not survive decoding it
     assert sorted(batch.sample_ids.tolist()) == [0, 1, 2, 3, 5]
     assert batch.failures[0].reason == "decoding it killed three workers"
 
 
 @pytest.mark.parametrize("bad", [{0, 3, 7}, {1}, {8}, {0, 1}, set(range(8)), set(range(9))])
 def test_mixing_follows_the_samples_that_are_left(tmp_path: Path, bad: set[int]) -> None:
-    whole = prepared(Recipe(split_of(tmp_path / "whole", 9), MIXED, 0, 9, shuffle=False))
-    batch = prepared(Recipe(split_of(tmp_path / "bad", 9, dict.fromkeys(bad, b"")), MIXED, 0, 9, shuffle=False))
+    whole = prepared(BatchPlan(split_of(tmp_path / "whole", 9), MIXED, 0, 9, shuffle=False))
+    batch = prepared(BatchPlan(split_of(tmp_path / "bad", 9, dict.fromkeys(bad, b"")), MIXED, 0, 9, shuffle=False))
     assert whole.mix is not None
     assert batch.mix is not None
     left = batch.sample_ids.tolist()
@@ -224,7 +225,7 @@ def test_mixing_follows_the_samples_that_are_left(tmp_path: Path, bad: set[int])
 
 
 def test_mixing_is_drawn_for_the_pairs_of_the_batch(tmp_path: Path) -> None:
-    batch = prepared(Recipe(split_of(tmp_path, 9), MIXED, 4, 6), epoch=2)
+    batch = prepared(BatchPlan(split_of(tmp_path, 9), MIXED, 4, 6), epoch=2)
     expected = draw_mix(MIXED, 4, 2, batch.sample_ids, SIDE)
     assert batch.mix is not None
     assert expected is not None
@@ -237,7 +238,7 @@ def test_mixing_is_drawn_for_the_pairs_of_the_batch(tmp_path: Path) -> None:
 
 def raw_loader(path: Path, files: dict[str, bytes]):  # type: ignore[no-untyped-def]
     val = {f"val/{label}/0.jpg": jpeg(0) for label in "ab"}
-    recipe = Recipe(opened(write_files(path, files | val)).train, SHIPPED["raw"], 0, 4, shuffle=False)
+    recipe = BatchPlan(opened(write_files(path, files | val)).train, SHIPPED["raw"], 0, 4, shuffle=False)
     return open_loader(recipe, DataConfig(cache="off", max_quarantine_share=1), workers=0)
 
 

@@ -9,19 +9,19 @@ import pytest
 from epochs import VIEW, expected, kept, loader_of
 from small_datasets import jpeg, opened, sample_files, write_files, write_tar
 
-from flatout.data.prepare import Recipe
-from flatout.data.readers import Extents
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.source.readers import Extents
 from flatout.errors import StorageError
 from flatout.storage.local import OpenFile
 
 FILES = {**sample_files(12), **{f"val/{name}/0.jpg": jpeg(0) for name in "ab"}}
 
 
-def recipe_of(path: Path) -> Recipe:
-    return Recipe(opened(path).train, VIEW, seed=1, batch_size=4)
+def recipe_of(path: Path) -> BatchPlan:
+    return BatchPlan(opened(path).train, VIEW, seed=1, batch_size=4)
 
 
-def tar_recipe(path: Path) -> Recipe:
+def tar_recipe(path: Path) -> BatchPlan:
     return recipe_of(write_tar(path, FILES))
 
 

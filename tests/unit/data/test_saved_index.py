@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_datasets import jpeg, opened, write_files
 
-from flatout.data.array_file import pack_names, unpack_names
-from flatout.data.dataset import Dataset
-from flatout.data.saved_index import load_index
+from flatout.data.source.array_file import pack_names, unpack_names
+from flatout.data.source.dataset import Dataset
+from flatout.data.source.saved_index import load_index
 from flatout.errors import DataError
 from flatout.storage.local import FolderStore
 from flatout.storage.protocol import Entry
@@ -25,7 +25,7 @@ SOME_TIME_AGO_NS = 1_700_000_000 * 10**9
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every folder is large enough, and the user's own cache is out of reach."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("flatout.data.dataset.LEAST_FILES", 1)
+    monkeypatch.setattr("flatout.data.source.dataset.LEAST_FILES", 1)
     return tmp_path / "cache" / "flatout" / "index"
 
 
@@ -209,7 +209,7 @@ def test_a_change_just_before_or_during_the_listing_is_not_saved(
 def test_small_folders_are_listed_every_time(
     tmp_path: Path, listings: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flatout.data.dataset.LEAST_FILES", 9)
+    monkeypatch.setattr("flatout.data.source.dataset.LEAST_FILES", 9)
     root = aged(write_files(tmp_path / "data", files()))  # 8 files
     opened(root)
     opened(root)
@@ -226,7 +226,7 @@ def test_mounted_buckets_are_listed_every_time(
     tmp_path: Path, listings: list[str], monkeypatch: pytest.MonkeyPatch, kind: str | None, lists: int
 ) -> None:
     # their folders keep one time of change for ever, whatever is uploaded
-    monkeypatch.setattr("flatout.data.dataset.is_fuse_mount", lambda path: kind)
+    monkeypatch.setattr("flatout.data.source.dataset.is_fuse_mount", lambda path: kind)
     root = aged(write_files(tmp_path / "data", files()))
     opened(root)
     opened(root)

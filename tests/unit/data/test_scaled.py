@@ -15,18 +15,18 @@ from small_datasets import encoded, opened, split_of, write_files
 
 from flatout.config.loading import load_config as load_config
 from flatout.config.schema import DataConfig, ViewConfig
-from flatout.data import prepare as prepare_module
-from flatout.data.dataset import Split
-from flatout.data.decode import decode_pixels, native
-from flatout.data.draws import draw
-from flatout.data.loader import open_loader
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.pixels import choose_shrink, decode_scaled, place, place_shrunk, shrink_box
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.tiers import choose_cache
-from flatout.data.views import SHIPPED, resolve_view
+from flatout.data.loading import prepare as prepare_module
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.loading.tiers import choose_cache
+from flatout.data.pixels.decode import decode_pixels, native
+from flatout.data.pixels.draws import draw
+from flatout.data.pixels.reference import choose_shrink, decode_scaled, place, place_shrunk, shrink_box
+from flatout.data.pixels.views import SHIPPED, resolve_view
+from flatout.data.source.dataset import Split
+from flatout.data.source.pack_writer import PackOptions, write_pack
 from flatout.errors import ConfigError
-from flatout.service.specs import describe, open_preparer
+from flatout.service.protocol.specs import describe, open_preparer
 
 EXACT = replace(SHIPPED["train-224"], name="photos", size=24)
 SCALED = replace(EXACT, decode="scaled")
@@ -76,7 +76,7 @@ def split(root: Path) -> Split:
     return opened(root).train
 
 
-def batches(recipe: Recipe) -> Iterator[np.ndarray]:
+def batches(recipe: BatchPlan) -> Iterator[np.ndarray]:
     for epoch in range(3):
         for index in range(recipe.batches_per_epoch):
             yield prepare(recipe, epoch, index, np.zeros(recipe.shape(epoch), np.uint8)).images.copy()
@@ -148,7 +148,7 @@ def test_large_pictures_are_equal_to_the_byte_too(name: str, side: int) -> None:
 
 
 def test_a_scaled_crop_shows_what_the_exact_one_shows(split: Split) -> None:
-    exact, scaled = (list(batches(Recipe(split, view, 0, 5))) for view in (EXACT, SCALED))
+    exact, scaled = (list(batches(BatchPlan(split, view, 0, 5))) for view in (EXACT, SCALED))
     differences = np.concatenate([np.abs(a.astype(int) - b).ravel() for a, b in zip(exact, scaled, strict=True)])
     assert 0 < differences.mean() < 4
     moved = np.concatenate([np.abs(np.roll(a, 1, 3).astype(int) - a).ravel() for a in exact])
@@ -160,39 +160,39 @@ def test_small_pictures_and_other_formats_are_exact(tmp_path: Path) -> None:
     files |= {f"train/b/{n}.png": encoded(photo(n, 300, 250), "PNG") for n in range(4)}
     files |= {f"val/{name}/0.jpg": encoded(photo(8, 50, 50)) for name in "ab"}
     split = opened(write_files(tmp_path, files)).train
-    exact, scaled = (np.concatenate(list(batches(Recipe(split, view, 0, 4)))) for view in (EXACT, SCALED))
+    exact, scaled = (np.concatenate(list(batches(BatchPlan(split, view, 0, 4)))) for view in (EXACT, SCALED))
     assert np.array_equal(exact, scaled)
 
 
 @pytest.mark.skipif(native is None, reason="the optional extension is not built")
 def test_the_same_batches_without_the_compiled_decoder(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(split, SCALED, 0, 5)
+    recipe = BatchPlan(split, SCALED, 0, 5)
     expected = list(batches(recipe))
     monkeypatch.setattr(prepare_module, "native", None)
     assert all(np.array_equal(a, b) for a, b in zip(batches(recipe), expected, strict=True))
 
 
 def test_the_same_batches_from_packs_ranks_and_pools(root: Path, tmp_path: Path, split: Split) -> None:
-    expected = list(batches(Recipe(split, SCALED, 0, 6)))
+    expected = list(batches(BatchPlan(split, SCALED, 0, 6)))
     list(write_pack(opened(root), tmp_path / "pack", PackOptions()))
     packed = opened(tmp_path / "pack").train
-    assert all(np.array_equal(a, b) for a, b in zip(batches(Recipe(packed, SCALED, 0, 6)), expected, strict=True))
-    ranks = [batches(Recipe(split, SCALED, 0, 6, rank=rank, world_size=2)) for rank in range(2)]
+    assert all(np.array_equal(a, b) for a, b in zip(batches(BatchPlan(packed, SCALED, 0, 6)), expected, strict=True))
+    ranks = [batches(BatchPlan(split, SCALED, 0, 6, rank=rank, world_size=2)) for rank in range(2)]
     for whole, *parts in zip(expected, *ranks, strict=True):
         assert np.array_equal(np.concatenate(parts), whole)
     config = DataConfig(stage="off", max_quarantine_share=0.5)
     for workers, kind in ((0, "auto"), (2, "thread"), (1, "process")):
         chosen = config.model_copy(update={"worker_kind": kind})
-        with open_loader(Recipe(split, SCALED, 0, 6), chosen, workers) as loader:
+        with open_loader(BatchPlan(split, SCALED, 0, 6), chosen, workers) as loader:
             made = [batch.images.numpy().copy() for epoch in range(3) for batch in loader.epoch(epoch)]
         assert all(np.array_equal(a, b) for a, b in zip(made, expected, strict=True))
 
 
 def test_shared_batches_carry_it(root: Path, split: Split) -> None:
-    recipe = Recipe(split, SCALED, 0, 6)
+    recipe = BatchPlan(split, SCALED, 0, 6)
     spec = describe(recipe, DataConfig(path=str(root)), "train")
     preparer = open_preparer(spec)
-    assert preparer.recipe.view == SCALED
+    assert preparer.plan.view == SCALED
     assert spec.view != describe(replace(recipe, view=EXACT), DataConfig(path=str(root)), "train").view
 
 
@@ -223,20 +223,20 @@ def test_a_cache_that_is_asked_for_is_refused(split: Split, key: str, cache: str
         load_config({"data": {key: "mine", "cache": cache}, "views": views})
     load_config({"data": {key: "mine"}, "views": views})
     with pytest.raises(ConfigError, match=rf"cache is {cache} but view 'photos' has decode: scaled"):
-        choose_cache(cache, Recipe(split, SCALED, 0, 6), "thread")
+        choose_cache(cache, BatchPlan(split, SCALED, 0, 6), "thread")
 
 
 def test_auto_says_why_it_does_not_fill(split: Split) -> None:
-    chosen = choose_cache("auto", Recipe(split, SCALED, 0, 6), "thread", epochs=90)
+    chosen = choose_cache("auto", BatchPlan(split, SCALED, 0, 6), "thread", epochs=90)
     assert chosen.store is None
-    assert chosen.note == "cache: off, view photos has decode: scaled and a cache keeps whole, exact images"
+    assert chosen.choice.note == "cache: off, view photos has decode: scaled and a cache keeps whole, exact images"
 
 
 def test_a_decoded_pack_is_refused(tmp_path: Path) -> None:
     split_of(tmp_path / "data", 4)
     list(write_pack(opened(tmp_path / "data"), tmp_path / "pack", PackOptions("decoded")))
     with pytest.raises(ConfigError, match="view 'photos' has decode: scaled but the pack holds decoded images"):
-        choose_cache("off", Recipe(opened(tmp_path / "pack").train, SCALED, 0, 6), "thread")
+        choose_cache("off", BatchPlan(opened(tmp_path / "pack").train, SCALED, 0, 6), "thread")
 
 
 def test_kept_pictures_are_never_scaled() -> None:

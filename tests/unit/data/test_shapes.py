@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from small_datasets import opened
 
-from flatout.data.shapes import KINDS, make_shapes
+from flatout.data.source.shapes import KINDS, make_shapes
 from flatout.errors import DataError
 
 

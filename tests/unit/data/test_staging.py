@@ -12,14 +12,15 @@ import pytest
 from small_datasets import jpeg, opened, sample_files, write_files
 
 from flatout.config.schema import DataConfig
-from flatout.data import staging
-from flatout.data.dataset import Split
-from flatout.data.loader import open_loader
-from flatout.data.pack_writer import PackOptions, write_pack
-from flatout.data.prepare import Recipe
-from flatout.data.readers import ObjectReader
-from flatout.data.staging import StagedReader, is_remote, staged
-from flatout.data.views import SHIPPED
+from flatout.data.loading import staging
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.staging import StagedReader, is_remote, staged
+from flatout.data.pixels.views import SHIPPED
+from flatout.data.source.dataset import Split
+from flatout.data.source.pack_writer import PackOptions, write_pack
+from flatout.data.source.readers import ObjectReader
+from flatout.decisions.caching import StageChoice
 from flatout.errors import ObjectMissing, StorageError, StoreUnreachable
 from flatout.storage.local import FolderStore
 from flatout.storage.protocol import Entry, Range
@@ -77,19 +78,20 @@ ALL = np.arange(COUNT)
 
 
 def stage(split: Split) -> tuple[Split, Any]:
-    with_stage, log, note = staged(split, "auto")
-    assert note is not None
-    assert log is not None, note
+    with_stage, log, choice = staged(split, "auto")
+    assert choice.value == "disk"
+    assert log is not None, choice.note
     return with_stage, log
 
 
 def test_local_data_is_left_alone(root: Path) -> None:
     split = opened(root).train
     assert not is_remote(split)
-    assert staged(split, "auto") == (split, None, None)
+    assert staged(split, "auto") == (split, None, StageChoice("off", "the data is on this machine", "auto", False))
     far, _ = remote(split, root)
     assert is_remote(far)
-    assert staged(far, "off") == (far, None, None)
+    assert staged(far, "off") == (far, None, StageChoice("off", "data.stage says so", "off", True))
+    assert [staged(each, wanted)[2].note for each, wanted in ((split, "auto"), (far, "off"))] == [None, None]
 
 
 def test_each_object_is_asked_for_once_also_after_reopening(root: Path) -> None:
@@ -101,8 +103,8 @@ def test_each_object_is_asked_for_once_also_after_reopening(root: Path) -> None:
         assert with_stage.read(ids) == [expected[row] for row in ids]
     assert store.asked == Counter(split.names)
     log.close()
-    again, log, note = staged(split, "auto")
-    assert note is not None
+    again, log, choice = staged(split, "auto")
+    assert (note := choice.note) is not None
     assert f"{COUNT} of {COUNT} samples are there already" in note
     assert again.read(ALL) == expected
     assert store.asked == Counter(split.names)
@@ -111,9 +113,9 @@ def test_each_object_is_asked_for_once_also_after_reopening(root: Path) -> None:
 
 def test_the_note_says_where_and_how_much(root: Path, cache: Path) -> None:
     split, _ = remote(opened(root).train, root)
-    _, log, note = staged(split, "auto")
+    _, log, choice = staged(split, "auto")
     assert log is not None
-    assert note is not None
+    assert (note := choice.note) is not None
     assert note.startswith(f"stage: {int(split.lengths.sum()) / 1000:.1f} kB to {cache}/staged-")
     assert note.endswith("filled during the first epoch")
     log.close()
@@ -151,10 +153,10 @@ def test_damage_on_the_local_disk_is_fetched_again(root: Path, cache: Path) -> N
 def test_a_stage_in_use_is_done_without(root: Path) -> None:
     split, _ = remote(opened(root).train, root)
     _, log = stage(split)
-    second, none, note = staged(split, "auto")
+    second, none, choice = staged(split, "auto")
     assert none is None
     assert second is split
-    assert note is not None
+    assert (note := choice.note) is not None
     assert "being filled by another run; this one reads from the store" in note
     log.close()
 
@@ -165,9 +167,9 @@ def test_a_cache_folder_that_cannot_be_written_is_done_without(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     split, _ = remote(opened(root).train, root)
-    same, log, note = staged(split, "auto")
+    same, log, choice = staged(split, "auto")
     assert (same, log) == (split, None)
-    assert note is not None
+    assert (note := choice.note) is not None
     assert note.startswith("stage: off, ")
 
 
@@ -175,9 +177,9 @@ def test_what_does_not_fit_is_streamed_unless_it_is_there_already(root: Path, mo
     split, _ = remote(opened(root).train, root)
     needed = int(split.lengths.sum())
     monkeypatch.setattr(staging, "disk_budget_bytes", lambda folder: needed - 1)
-    same, log, note = staged(split, "auto")
+    same, log, choice = staged(split, "auto")
     assert (same, log) == (split, None)
-    assert note is not None
+    assert (note := choice.note) is not None
     assert "do not fit the" in note
     monkeypatch.setattr(staging, "disk_budget_bytes", lambda folder: needed)
     with_stage, log = stage(split)
@@ -306,7 +308,7 @@ def test_a_thread_that_fails_does_not_leave_the_others_waiting(root: Path) -> No
 def test_a_loader_gives_its_stage_back(root: Path, cache: Path) -> None:
     split, store = remote(opened(root).train, root)
     assert isinstance(split.reader, ObjectReader)
-    recipe = Recipe(split, SHIPPED["train-64"], seed=0, batch_size=4)
+    recipe = BatchPlan(split, SHIPPED["train-64"], seed=0, batch_size=4)
     for _ in range(2):
         with open_loader(recipe, DataConfig(cache="off"), workers=2) as loader:
             assert loader.notes[0].startswith("stage: ")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flatout.config.schema import ViewConfig
-from flatout.data.decode import native
-from flatout.data.normalize import normalize
-from flatout.data.views import SHIPPED, View, resolve_view
+from flatout.data.pixels.decode import native
+from flatout.data.pixels.normalize import normalize
+from flatout.data.pixels.views import SHIPPED, View, resolve_view
 from flatout.errors import ConfigError
 
 
@@ -73,6 +73,7 @@ OTHER = {
     "crop": "centre", "size": 65, "sizes": ((0, 32),), "fraction": 0.9, "scale": (0.1, 1.0), "ratio": (0.5, 2.0),
     "pad": 5, "flip": 0.4, "colour_jitter": (0.1, 0.0, 0.0), "trivial_augment": True, "erase": 0.1, "mixup": 0.2,
     "cutmix": 1.0, "decode": "scaled",
+    "transform": "json:loads",  # any code whose source can be read
 }  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def test_normalisation_is_that_of_the_view(channels_last: bool) -> None:
 def test_normalisation_without_the_compiled_path_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randint(0, 256, (5, 3, 33, 47), dtype=torch.uint8)
     compiled = normalize(images, "train-224").clone()
-    monkeypatch.setattr("flatout.data.normalize.native", None)
+    monkeypatch.setattr("flatout.data.pixels.normalize.native", None)
     assert torch.equal(normalize(images, "train-224"), compiled)
 
 

@@ -1,4 +1,4 @@
-"""How many workers: the decision, a pool that is resized, and that no batch notices."""
+"""How many workers: a pool that is resized, and that no batch notices."""
 
 import threading
 from collections.abc import Iterator
@@ -10,40 +10,16 @@ from epochs import VIEW, expected, kept
 from small_datasets import split_of
 
 from flatout.config.schema import DataConfig
-from flatout.data import worker_count
-from flatout.data.loader import open_loader
-from flatout.data.pools import ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.worker_count import Window, WorkerControl, wanted_workers
+from flatout.data.loading import worker_count
+from flatout.data.loading.loader import open_loader
+from flatout.data.loading.pools import ThreadPool
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.worker_count import WorkerControl
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    return Recipe(split_of(tmp_path_factory.mktemp("data"), 40, {}), VIEW, seed=3, batch_size=4)
-
-
-STARVED = Window(waited_share=0.5, least_ready=0, busy_share=1.0, idle_cores=1.0)
-PILED_UP = Window(waited_share=0.0, least_ready=6, busy_share=0.5, idle_cores=0.0)
-
-
-@pytest.mark.parametrize(
-    ("active", "seen", "most", "starved_with", "wanted"),
-    [
-        (1, STARVED, 4, 0, 2),
-        (4, STARVED, 4, 0, 4),  # no more than allowed
-        (1, Window(0.5, 0, 1.0, 0.0), 4, 0, 1),  # the consumer waits, but so does every core
-        (1, Window(0.5, 0, 0.3, 1.0), 4, 0, 1),  # the workers wait themselves, for a store: more of them do not help
-        (1, Window(0.02, 0, 1.0, 1.0), 4, 0, 1),
-        (2, PILED_UP, 4, 0, 1),
-        (1, PILED_UP, 4, 0, 1),  # never none
-        (2, PILED_UP, 4, 1, 2),  # one was not enough before
-        (3, PILED_UP, 4, 1, 2),
-        (2, Window(0.0, 6, 0.5, 1.0), 4, 0, 2),  # nobody else needs the core
-        (2, Window(0.0, 1, 0.5, 0.0), 4, 0, 2),  # not for long
-    ],
-)
-def test_decisions(active: int, seen: Window, most: int, starved_with: int, wanted: int) -> None:
-    assert wanted_workers(active, seen, most, starved_with) == wanted
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> BatchPlan:
+    return BatchPlan(split_of(tmp_path_factory.mktemp("data"), 40, {}), VIEW, seed=3, batch_size=4)
 
 
 class FakePool:
@@ -98,12 +74,12 @@ def test_it_gives_a_core_back_to_training_but_not_to_and_fro(monkeypatch: pytest
 
 
 @pytest.fixture
-def pool(recipe: Recipe) -> Iterator[ThreadPool]:
+def pool(recipe: BatchPlan) -> Iterator[ThreadPool]:
     with closing(ThreadPool(recipe, 3)) as opened:
         yield opened
 
 
-def test_a_pool_prepares_the_same_with_any_number_of_workers(pool: ThreadPool, recipe: Recipe) -> None:
+def test_a_pool_prepares_the_same_with_any_number_of_workers(pool: ThreadPool, recipe: BatchPlan) -> None:
     batches = []
     for index, workers in zip(range(recipe.batches_per_epoch), [3, 1, 5, 2, 1, 4, 1, 1, 3, 2], strict=True):
         pool.resize(workers)
@@ -117,7 +93,7 @@ def test_a_pool_prepares_the_same_with_any_number_of_workers(pool: ThreadPool, r
         assert batches == [single.wait((0, index), 60).images.tobytes() for index in range(recipe.batches_per_epoch)]
 
 
-def test_a_pool_that_was_made_smaller_can_be_closed(recipe: Recipe) -> None:
+def test_a_pool_that_was_made_smaller_can_be_closed(recipe: BatchPlan) -> None:
     pool = ThreadPool(recipe, 4)
     pool.resize(1)
     pool.close()
@@ -126,17 +102,20 @@ def test_a_pool_that_was_made_smaller_can_be_closed(recipe: Recipe) -> None:
 
 
 def test_a_loader_that_adapts_gives_the_same_batches(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: BatchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every batch another number of workers."""
     numbers = iter([2, 4, 1, 3] * 100)
     monkeypatch.setattr(worker_count, "_WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(worker_count, "_WINDOW_BATCHES", 1)
-    monkeypatch.setattr(worker_count, "wanted_workers", lambda *_: next(numbers))
+    monkeypatch.setattr(worker_count, "adapt_workers", lambda *_: next(numbers))
     with open_loader(recipe, DataConfig(workers="auto", worker_kind="thread", cache="memory"), 1) as loader:
         assert loader.notes[0].startswith("workers: 1 to begin with, up to ")
         for epoch in range(3):
             assert kept(loader.epoch(epoch)) == expected(recipe, epoch)
         assert any("at batch 1 of epoch 0" in note for note in loader.notes)
+        assert [each.value for each in loader.changes if each.key == "data.workers"][:5] == [2, 4, 1, 3, 2]
+        assert all(each.reason for each in loader.changes)
     with open_loader(recipe, DataConfig(workers=2, worker_kind="thread"), 2) as fixed:
         assert not any("workers" in note for note in fixed.notes)
+        assert fixed.changes == []

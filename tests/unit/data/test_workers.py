@@ -16,14 +16,14 @@ import trouble
 from epochs import BAD, expected, fingerprint, kept, loader_of, make_recipe
 from small_datasets import split_of
 
-from flatout.data.pools import ThreadPool
-from flatout.data.prepare import Recipe
-from flatout.data.process_pool import ProcessPool
+from flatout.data.loading.pools import ThreadPool
+from flatout.data.loading.prepare import BatchPlan
+from flatout.data.loading.process_pool import ProcessPool
 from flatout.errors import NoSpace, StoreUnreachable, WorkerFailed
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> BatchPlan:
     return make_recipe(tmp_path_factory.mktemp("samples"))
 
 
@@ -36,7 +36,7 @@ class Left:
     @staticmethod
     def _workers() -> list[psutil.Process]:
         children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        return [child for child in children if "flatout.data.process_pool" in " ".join(child.cmdline())]
+        return [child for child in children if "flatout.data.loading.process_pool" in " ".join(child.cmdline())]
 
     @staticmethod
     def _mappings() -> list[str]:
@@ -59,13 +59,13 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
-def with_trouble(recipe: Recipe, kind: str) -> Recipe:
+def with_trouble(recipe: BatchPlan, kind: str) -> BatchPlan:
     return replace(recipe, split=trouble.troubled(recipe.split, 11, kind))
 
 
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(("kind", "workers"), [("auto", 0), ("thread", 2), ("process", 1)])
-def test_no_failure_of_a_worker_is_lost(recipe: Recipe, kind: str, workers: int) -> None:
+def test_no_failure_of_a_worker_is_lost(recipe: BatchPlan, kind: str, workers: int) -> None:
     with (
         loader_of(with_trouble(recipe, "unreachable"), kind, workers) as loader,
         pytest.raises(StoreUnreachable, match="no answer from s3://bucket after 30 s"),
@@ -74,7 +74,7 @@ def test_no_failure_of_a_worker_is_lost(recipe: Recipe, kind: str, workers: int)
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_mistake_of_our_own_comes_with_its_trace(recipe: Recipe) -> None:
+def test_a_mistake_of_our_own_comes_with_its_trace(recipe: BatchPlan) -> None:
     with loader_of(with_trouble(recipe, "bug"), "thread", 1) as loader, pytest.raises(ZeroDivisionError):
         list(loader.epoch(0))
     with loader_of(with_trouble(recipe, "bug"), "process", 1) as loader:
@@ -85,7 +85,7 @@ def test_a_mistake_of_our_own_comes_with_its_trace(recipe: Recipe) -> None:
 
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_a_wait_has_a_deadline(recipe: Recipe, kind: str) -> None:
+def test_a_wait_has_a_deadline(recipe: BatchPlan, kind: str) -> None:
     trouble.GATE.clear()
     with loader_of(with_trouble(recipe, "stuck"), kind, 1, batch_deadline_seconds=0.1) as loader:
         with pytest.raises(WorkerFailed, match=r"was not ready after 0\.1 s; .*raise data\.batch_deadline_seconds"):
@@ -93,7 +93,7 @@ def test_a_wait_has_a_deadline(recipe: Recipe, kind: str) -> None:
         trouble.GATE.set()  # lets the thread go, so that closing need not wait for it
 
 
-def forgotten_do_not_come_back(pool: ThreadPool | ProcessPool, recipe: Recipe) -> None:
+def forgotten_do_not_come_back(pool: ThreadPool | ProcessPool, recipe: BatchPlan) -> None:
     every = [(0, index) for index in range(recipe.batches_per_epoch)]
     for key in every:
         pool.submit(key)
@@ -108,7 +108,7 @@ def forgotten_do_not_come_back(pool: ThreadPool | ProcessPool, recipe: Recipe) -
             pool.wait(key, 0)
 
 
-def test_what_was_forgotten_does_not_come_back(recipe: Recipe) -> None:
+def test_what_was_forgotten_does_not_come_back(recipe: BatchPlan) -> None:
     trouble.GATE.clear()
     trouble.ENTERED.clear()
     with closing(ThreadPool(with_trouble(recipe, "stuck"), 1)) as threads:
@@ -117,7 +117,7 @@ def test_what_was_forgotten_does_not_come_back(recipe: Recipe) -> None:
         forgotten_do_not_come_back(processes, recipe)
 
 
-def test_workers_killed_in_the_middle_of_an_epoch_are_replaced(recipe: Recipe) -> None:
+def test_workers_killed_in_the_middle_of_an_epoch_are_replaced(recipe: BatchPlan) -> None:
     new = Left()
     with loader_of(recipe, "process", 2, prefetch=4) as loader:
         batches = loader.epoch(0)
@@ -134,7 +134,7 @@ def test_workers_killed_in_the_middle_of_an_epoch_are_replaced(recipe: Recipe) -
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_sample_that_kills_three_workers_is_left_out_from_then_on(recipe: Recipe) -> None:
+def test_a_sample_that_kills_three_workers_is_left_out_from_then_on(recipe: BatchPlan) -> None:
     new = Left()
     deadly, banned = with_trouble(recipe, "deadly"), replace(recipe, banned=(11,))
     with loader_of(deadly, "process", 1) as loader:
@@ -147,7 +147,7 @@ def test_a_sample_that_kills_three_workers_is_left_out_from_then_on(recipe: Reci
         assert new.workers() == survivor  # and kills none any more
 
 
-def test_workers_that_cannot_even_start_end_the_run(recipe: Recipe, capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_cannot_even_start_end_the_run(recipe: BatchPlan, capfd: pytest.CaptureFixture[str]) -> None:
     """They cannot import the reader they are sent; no sample is to blame."""
     with loader_of(with_trouble(recipe, "deadly"), "process", 1) as loader:
         with pytest.raises(WorkerFailed, match="3 loader workers in a row died"):
@@ -156,7 +156,7 @@ def test_workers_that_cannot_even_start_end_the_run(recipe: Recipe, capfd: pytes
     assert "ModuleNotFoundError: No module named 'trouble'" in capfd.readouterr().err
 
 
-def test_closing_leaves_no_process_and_no_shared_memory(recipe: Recipe) -> None:
+def test_closing_leaves_no_process_and_no_shared_memory(recipe: BatchPlan) -> None:
     new = Left()
     loader = loader_of(recipe, "process", 2)
     next(loader.epoch(0))
@@ -172,10 +172,10 @@ def test_closing_leaves_no_process_and_no_shared_memory(recipe: Recipe) -> None:
 def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
     split_of(tmp_path, 8)
     script = (
-        "import sys; from flatout.config.schema import DataConfig; from flatout.data.dataset import open_dataset\n"
-        "from flatout.data.prepare import Recipe; from flatout.data.process_pool import ProcessPool\n"
-        "from flatout.data.views import SHIPPED\n"
-        "recipe = Recipe(open_dataset(DataConfig(path=sys.argv[1])).train, SHIPPED['train-64'], 0, 4)\n"
+        "import sys; from flatout.config.schema import DataConfig; from flatout.data.source.dataset import open_dataset\n"
+        "from flatout.data.loading.prepare import BatchPlan; from flatout.data.loading.process_pool import ProcessPool\n"
+        "from flatout.data.pixels.views import SHIPPED\n"
+        "recipe = BatchPlan(open_dataset(DataConfig(path=sys.argv[1])).train, SHIPPED['train-64'], 0, 4)\n"
         "pool = ProcessPool(recipe, 1)\n"
         "pool.submit((0, 0)); pool.wait((0, 0), 60)\n"
         "print('ready', 'torch' in sys.modules, flush=True); sys.stdin.read()\n"
@@ -195,7 +195,7 @@ def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
     assert (len(gone), alive) == (1, [])
 
 
-def test_no_room_for_a_buffer_is_said_before_anything_starts(recipe: Recipe) -> None:
+def test_no_room_for_a_buffer_is_said_before_anything_starts(recipe: BatchPlan) -> None:
     new = Left()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

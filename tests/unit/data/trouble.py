@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.dataset import Split
-from flatout.data.readers import Reader, Rows, Source
+from flatout.data.source.dataset import Split
+from flatout.data.source.readers import Reader, Rows, Source
 from flatout.errors import StorageError, StoreUnreachable
+from flatout.storage.counters import StoreCounters
 
 GATE = threading.Event()  # "stuck" waits for it; another process has one of its own, which nobody opens
 ENTERED = threading.Event()  # somebody waits at the gate
@@ -32,6 +33,9 @@ class TroubleReader:
 
     def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
         return None
+
+    def counters(self) -> StoreCounters:
+        return self.inner.counters()
 
     def _source(self, real: Source | StorageError) -> Source | StorageError:
         match self.trouble:

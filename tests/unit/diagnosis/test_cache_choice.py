@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from constructed import signals, steps
+from constructed import changed, signals, steps
 from test_what_if import JOB
 
-from flatout.diagnosis.cache_choice import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
+from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.rules import cold_epoch, decode_bound, memory_cache
 from flatout.diagnosis.verdict import explain_signals
@@ -16,7 +16,7 @@ CROP, FILL, KEEP = 0.002, 0.010, 0.001
 DECLINED = CacheChoice(
     "auto", "off", "off, pays after 9 epochs, the run has 3", True, "memory", CROP, FILL, KEEP, pays_after_epochs=9.0
 )
-FILLED = replace(DECLINED, tier="memory", reason="all decoded samples in memory")
+FILLED = replace(DECLINED, value="memory", reason="all decoded samples in memory")
 STARVED = steps(own=0.1, wait=0.2)
 STEPS, BATCH, STARTUP = 100, 64, 5.0
 
@@ -24,7 +24,7 @@ STEPS, BATCH, STARTUP = 100, 64, 5.0
 def job(choice: CacheChoice, epochs: int, state: str) -> Calibration:
     """One worker is the limit; a sample takes as long as the loader found in that state."""
     return replace(
-        JOB, settings=Settings(BATCH, workers=1, epochs=epochs, cache=choice.tier), fetch_seconds=0.0,
+        JOB, settings=Settings(BATCH, workers=1, epochs=epochs, cache=choice.value), fetch_seconds=0.0,
         decode_seconds=choice.seconds(state), augment_seconds=0.0, validation_seconds=0.0, checkpoint_seconds=0.0,
         device=replace(JOB.device, base_seconds=0.0, seconds_per_sample=0.0), step_extra_seconds=0.0,
         cache_choice=choice, sample_state=state,
@@ -40,7 +40,7 @@ def seconds(*costs: float) -> float:
 def test_a_declined_cache_is_not_advised(data_cache: str) -> None:
     impossible = replace(DECLINED, wanted=data_cache, possible=False)
     starved = signals(workers=8, steps=STARVED, decode_seconds=2.4 * len(STARVED), cache=data_cache)
-    starved = replace(starved, cache_choice=impossible if data_cache == "off" else DECLINED)
+    starved = changed(starved, "input", cache_choice=impossible if data_cache == "off" else DECLINED)
     found = explain_signals(starved).findings
     assert [each for each in found if "data.cache" in each.fix.changes] == []
     limit = decode_bound.find(starved)
@@ -59,7 +59,9 @@ def test_a_cache_that_the_recipe_switched_off_is_advised() -> None:
 
 def test_a_cold_epoch_is_no_reason_for_a_cache_that_does_not_pay() -> None:
     cold = signals(steps=steps(first_epoch_wait=0.3))
-    with_advice, without = (cold_epoch.find(replace(cold, cache_choice=choice)) for choice in (FILLED, DECLINED))
+    with_advice, without = (
+        cold_epoch.find(changed(cold, "input", cache_choice=choice)) for choice in (FILLED, DECLINED)
+    )
     assert with_advice is not None
     assert without is not None
     assert (with_advice.fix.changes, without.fix.changes) == ({"data.cache": "disk"}, {})
@@ -120,7 +122,7 @@ def test_a_store_is_waited_for_until_samples_are_kept() -> None:
     (FILLED, steps(epochs=1), FILLING),
 ])  # fmt: skip
 def test_which_cost_a_run_measured(choice: CacheChoice, made: tuple, state: str) -> None:
-    settings = Settings(BATCH, workers=4, epochs=4, cache=choice.tier)
+    settings = Settings(BATCH, workers=4, epochs=4, cache=choice.value)
     calibration = calibrate(signals(steps=made, cache_choice=choice), settings)
     assert calibration.sample_state == state
     assert Calibration.from_dict(calibration.to_dict()) == calibration
@@ -129,11 +131,11 @@ def test_which_cost_a_run_measured(choice: CacheChoice, made: tuple, state: str)
 def test_an_epoch_that_fills_is_no_warm_one() -> None:
     """Even where the device is the limit and its steps are as long as later ones."""
     run = signals(steps=steps(), cache_choice=FILLED)
-    assert {step.epoch for step in run.warm_steps} == {1, 2, 3}
+    assert {step.epoch for step in run.step.warm} == {1, 2, 3}
 
 
 def test_what_lies_on_disk_is_used_again() -> None:
-    on_disk = replace(DECLINED, tier="disk", fits="disk")
+    on_disk = replace(DECLINED, value="disk", fits="disk")
     assert on_disk.tier_for("auto", 2) == "disk"
     assert replace(DECLINED, possible=False).tier_for("memory", 50) == "off"
     assert replace(DECLINED, wanted="off").tier_for("auto", 50) == "auto"

@@ -32,17 +32,17 @@ def write_spans(run: Path, *lines: object) -> None:
 
 def test_steps_and_settings(run: Path) -> None:
     signals = read_signals(read_run(run))
-    assert (signals.steps_done, signals.workers, signals.fetchers, signals.remote) == (12, 2, 4, True)
-    assert signals.wait_share == pytest.approx(0.4)
+    assert (signals.step.done, signals.input.workers, signals.input.fetchers, signals.input.remote) == (12, 2, 4, True)
+    assert signals.step.wait_share == pytest.approx(0.4)
 
 
 def test_what_was_not_recorded_is_none(run: Path) -> None:
     signals = read_signals(read_run(run))
     assert signals.load is None
-    assert signals.store is None
+    assert signals.input.store is None
     assert signals.ranks is None
-    assert signals.usd_per_hour is None
-    assert signals.system.cpu_share == ()
+    assert signals.cost.usd_per_hour is None
+    assert signals.host.cpu_share == ()
 
 
 def test_lanes_become_the_work_for_each_batch(run: Path) -> None:
@@ -53,9 +53,9 @@ def test_lanes_become_the_work_for_each_batch(run: Path) -> None:
     ]
     write_spans(run, {"attempt": 1, "started_unix": 0}, *lanes, '{"lane": "worker-0", "na')
     signals = read_signals(read_run(run))
-    (load,) = signals.loads
+    (load,) = signals.input.loads
     assert (load.step, load.fetch_seconds, load.decode_seconds) == (4, 0.6, 0.1)
-    assert signals.queue_depths == (2.0,)
+    assert signals.input.queue_depths == (2.0,)
     assert signals.fetch_bound
 
 
@@ -63,7 +63,7 @@ def test_a_later_attempt_replaces_what_an_earlier_one_said_of_a_step(run: Path) 
     lane = {"lane": "worker-0", "name": "decode", "step": 3, "start": 1.0}
     write_spans(run, {"attempt": 1, "started_unix": 0}, {**lane, "seconds": 9.0},
                 {"attempt": 2, "started_unix": 5}, {**lane, "seconds": 0.2})  # fmt: skip
-    (load,) = read_signals(read_run(run)).loads
+    (load,) = read_signals(read_run(run)).input.loads
     assert load.decode_seconds == 0.2
 
 
@@ -72,7 +72,7 @@ def test_monitors(run: Path) -> None:
         "time_unix,interval_seconds,cpu,process_cores,rss_bytes,disk_vda_read_bytes,disk_vda_busy\n"
         "1,,0.5,,1000,,\n3,2,0.9,1.5,2000,400,0.97\n"
     )
-    system = read_signals(read_run(run)).system
+    system = read_signals(read_run(run)).host
     assert system.cpu_share == (0.5, 0.9)
     assert system.process_cores == (1.5,)
     assert system.resident_bytes == (1000, 2000)
@@ -92,8 +92,8 @@ def test_ranks_are_told_apart_by_what_they_do_themselves(run: Path) -> None:
     for rank, (own, waits) in enumerate([(1.2, 6.0), (6.0, 1.2)]):
         rows = [
             {"attempt": 1, "started_unix": 0},
-            {"name": "backward", "own": own},
-            {"name": "communication", "own": waits},
+            {"name": "backward", "start": 0.0, "seconds": own, "own": own},
+            {"name": "communication", "start": own, "seconds": waits, "own": waits},
         ]
         (run / "spans" / f"rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     predicted = {"gradient_bytes": 50e6, "buckets": [{"bytes": 50e6, "ready_seconds": 0.4}]}
@@ -116,15 +116,15 @@ def test_a_log_of_another_program_has_few_columns(run: Path) -> None:
 
 def test_spot_prices_come_from_the_catalogue(run: Path) -> None:
     (run / "config.yaml").write_text("cost: {instance: g4dn.xlarge, count: 2}\n")
-    assert read_signals(read_run(run)).spot_usd_per_hour == pytest.approx(2 * 0.229)
+    assert read_signals(read_run(run)).cost.spot_usd_per_hour == pytest.approx(2 * 0.229)
 
 
 def test_what_the_loader_decided_about_a_cache(run: Path) -> None:
-    assert read_signals(read_run(run)).cache_choice is None
+    assert read_signals(read_run(run)).input.cache_choice is None
     told = {"wanted": "auto", "tier": "off", "reason": "off, never pays", "crop_seconds": 0.001, "of a newer kind": 1}
     (run / "resolved.json").write_text(json.dumps({"cache": told}))
-    choice = read_signals(read_run(run)).cache_choice
+    choice = read_signals(read_run(run)).input.cache_choice
     assert choice is not None
-    assert (choice.tier, choice.declined, choice.reason) == ("off", True, "off, never pays")
+    assert (choice.value, choice.declined, choice.reason) == ("off", True, "off, never pays")
     (run / "resolved.json").write_text(json.dumps({"cache": ["of", "another", "kind"]}))
-    assert read_signals(read_run(run)).cache_choice is None
+    assert read_signals(read_run(run)).input.cache_choice is None

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from constructed import signals, steps
+from constructed import row, signals, steps
 
+from flatout.analysis.rank_spans import BatchLoad
 from flatout.diagnosis.finding import CAUSES, Finding
 from flatout.diagnosis.rules import (
     RULES,
@@ -55,16 +56,17 @@ from flatout.diagnosis.rules import (
     validation_time,
     wrong_interface,
 )
-from flatout.diagnosis.signals import BatchLoad, Epoch, Ranks, Shared, Signals, Step, Store, System
+from flatout.diagnosis.signal_groups import Epoch, RankSignals, SharedBatches, StoreRequests
+from flatout.diagnosis.signals import Signals
 
 STARVED = steps(own=0.1, wait=0.2)
 BATCHES = len(STARVED)
 SECOND_BY_SECOND = tuple(float(second) for second in range(40))
 
 
-def ranks(**changes: object) -> Ranks:
+def ranks(**changes: object) -> RankSignals:
     values: dict[str, object] = {"world_size": 4, "nodes": 2, "communication_seconds": 0.05, "gradient_bytes": 100e6}
-    return Ranks(**{**values, **changes})  # type: ignore[arg-type]
+    return RankSignals(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,14 @@ CASES = {
     "8 disk cap": Case(
         disk_cap.find,
         "data-fetch",
-        signals(steps=STARVED, system=System(disk_busy_share=(0.97, 1.0), disk_read_bytes_per_second=(125e6, 125e6))),
-        signals(steps=STARVED, system=System(disk_busy_share=(0.3, 0.4))),
+        signals(steps=STARVED, disk_busy_share=(0.97, 1.0), disk_read_bytes_per_second=(125e6, 125e6)),
+        signals(steps=STARVED, disk_busy_share=(0.3, 0.4)),
     ),
     "9 throttling": Case(
         throttling.find,
         "data-fetch",
-        signals(steps=STARVED, remote=True, store=Store(1000, 200, 200)),
-        signals(steps=STARVED, remote=True, store=Store(1000, 2, 2)),
+        signals(steps=STARVED, remote=True, store=StoreRequests(1000, 200, 200)),
+        signals(steps=STARVED, remote=True, store=StoreRequests(1000, 2, 2)),
     ),
     "10 bursty loading": Case(
         bursty_loading.find,
@@ -146,33 +148,33 @@ CASES = {
     "12 retries": Case(
         retries.find,
         "data-fetch",
-        signals(steps=STARVED, remote=True, store=Store(1000, 100, 0)),
-        signals(steps=STARVED, remote=True, store=Store(1000, 10, 0)),
+        signals(steps=STARVED, remote=True, store=StoreRequests(1000, 100, 0)),
+        signals(steps=STARVED, remote=True, store=StoreRequests(1000, 10, 0)),
     ),
     "12 cold producers": Case(
         cold_producers.find,
         "data-fetch",
-        signals(steps=STARVED, shared=Shared(BATCHES, made=BATCHES, cold_starts=BATCHES // 8)),
-        signals(steps=STARVED, shared=Shared(BATCHES, made=BATCHES, cold_starts=4)),
+        signals(steps=STARVED, shared=SharedBatches(BATCHES, made=BATCHES, cold_starts=BATCHES // 8)),
+        signals(steps=STARVED, shared=SharedBatches(BATCHES, made=BATCHES, cold_starts=4)),
     ),
     "starved producers": Case(
         starved_producers.find,
         "data-workers",
-        signals(steps=STARVED, shared=Shared(BATCHES, answers=100, busy_answers=95, made=BATCHES)),
-        signals(steps=STARVED, shared=Shared(BATCHES, answers=100, busy_answers=40, made=BATCHES)),
+        signals(steps=STARVED, shared=SharedBatches(BATCHES, answers=100, busy_answers=95, made=BATCHES)),
+        signals(steps=STARVED, shared=SharedBatches(BATCHES, answers=100, busy_answers=40, made=BATCHES)),
     ),
     "small shared cache": Case(
         small_shared_cache.find,
         "memory",
-        signals(steps=STARVED, shared=Shared(BATCHES, local=60, made=BATCHES, evicted_needed=60)),
-        signals(steps=STARVED, shared=Shared(BATCHES, made=BATCHES, evicted_needed=1)),
+        signals(steps=STARVED, shared=SharedBatches(BATCHES, local=60, made=BATCHES, evicted_needed=60)),
+        signals(steps=STARVED, shared=SharedBatches(BATCHES, made=BATCHES, evicted_needed=1)),
     ),
     "13 copy": Case(copy_time.find, "copy", signals(parts={"copy": 5.0}), signals(parts={"copy": 0.2})),
     "14 low FLOPs": Case(
         low_flops.find,
         "compute",
-        signals(flops_share=0.1, system=System(device_busy_share=(0.95, 0.97))),
-        signals(flops_share=0.4, system=System(device_busy_share=(0.95, 0.97))),
+        signals(flops_share=0.1, busy_share=(0.95, 0.97)),
+        signals(flops_share=0.4, busy_share=(0.95, 0.97)),
     ),
     "15 small batch": Case(
         small_batch.find, "host", signals(batch_size=4, parts={"optimizer": 9.0}), signals(parts={"optimizer": 9.0})
@@ -196,14 +198,14 @@ CASES = {
     "16 other processes": Case(
         busy_host.find,
         "host",
-        signals(device_kind="cpu", system=System(cpu_share=(0.98, 0.99), process_cores=(4.0, 4.1))),
-        signals(device_kind="cpu", system=System(cpu_share=(0.98, 0.99), process_cores=(7.5, 7.8))),
+        signals(device_kind="cpu", cpu_share=(0.98, 0.99), process_cores=(4.0, 4.1)),
+        signals(device_kind="cpu", cpu_share=(0.98, 0.99), process_cores=(7.5, 7.8)),
     ),
     "17 hot clock": Case(
         hot_clock.find,
         "compute",
-        signals(system=System(device_celsius=(70, 86, 88), device_clock_share=(1.0, 0.7, 0.6))),
-        signals(system=System(device_celsius=(70, 71, 72), device_clock_share=(1.0, 0.7, 0.6))),
+        signals(celsius=(70, 86, 88), clock_share=(1.0, 0.7, 0.6)),
+        signals(celsius=(70, 71, 72), clock_share=(1.0, 0.7, 0.6)),
     ),
     "18 memory headroom": Case(
         memory_headroom.find,
@@ -226,8 +228,8 @@ CASES = {
     "21 memory growth": Case(
         memory_growth.find,
         "memory",
-        signals(system=System(seconds=SECOND_BY_SECOND, resident_bytes=tuple(1e9 + 50e6 * s for s in SECOND_BY_SECOND))),
-        signals(system=System(seconds=SECOND_BY_SECOND, resident_bytes=tuple(min(1e9 + 50e6 * s, 1.5e9) for s in SECOND_BY_SECOND))),
+        signals(seconds=SECOND_BY_SECOND, resident_bytes=tuple(1e9 + 50e6 * s for s in SECOND_BY_SECOND)),
+        signals(seconds=SECOND_BY_SECOND, resident_bytes=tuple(min(1e9 + 50e6 * s, 1.5e9) for s in SECOND_BY_SECOND)),
     ),
     "22 port speed": Case(
         port_speed.find,
@@ -309,8 +311,8 @@ CASES = {
     "36 diverging": Case(
         diverging.find,
         "diverged",
-        signals(steps=tuple(Step(0, n, 64, 0.1, 0.0, loss=2.0 * 1.05**n) for n in range(100))),
-        signals(steps=tuple(Step(0, n, 64, 0.1, 0.0, loss=2.0 * 0.99**n) for n in range(100))),
+        signals(steps=tuple(row(0, n, 64, 0.1, 0.0, loss=2.0 * 1.05**n) for n in range(100))),
+        signals(steps=tuple(row(0, n, 64, 0.1, 0.0, loss=2.0 * 0.99**n) for n in range(100))),
     ),
     "37 no gradient": Case(
         failed.find,
@@ -353,7 +355,7 @@ def test_a_batch_that_fits_leaves_room_for_what_is_no_tensor() -> None:
     alone = signals(batch_size=256, device_memory_peak_bytes=8e9, device_memory_total_bytes=16e9)
     proposed = [
         memory_headroom.find(replace(alone, ranks=ranks)).fix.changes["data.batch_size"]
-        for ranks in (None, Ranks(world_size=4))
+        for ranks in (None, RankSignals(world_size=4))
     ]
     assert proposed == [440, 424]  # 0.9 (16 - 0.6) / 8 of 256, and 0.9 (16 - 1.1) / 8
     small = signals(batch_size=256, device_memory_peak_bytes=0.5e9, device_memory_total_bytes=1e9)

@@ -1,8 +1,8 @@
 """Which of several findings becomes the verdict, and when there is none."""
 
-from constructed import signals, steps
+from constructed import row, signals, steps
 
-from flatout.diagnosis.signals import Epoch, Step
+from flatout.diagnosis.signal_groups import Epoch
 from flatout.diagnosis.verdict import explain_signals
 
 
@@ -32,7 +32,7 @@ def test_no_verdict_on_speed_when_time_has_no_owner() -> None:
 
 
 def test_divergence_is_named_even_when_time_has_no_owner() -> None:
-    diverged = tuple(Step(0, n, 64, 0.1, 0.0, loss=2.0 * 1.05**n) for n in range(100))
+    diverged = tuple(row(0, n, 64, 0.1, 0.0, loss=2.0 * 1.05**n) for n in range(100))
     assert explain_signals(signals(steps=diverged, parts={"unattributed": 10.0})).cause == "diverged"
 
 

@@ -7,7 +7,6 @@ from constructed import signals, steps
 
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.device import DeviceTime
-from flatout.diagnosis.signals import System
 from flatout.diagnosis.what_if import predict, staging_break_even, with_residual
 from flatout.errors import ConfigError
 
@@ -134,8 +133,8 @@ def test_staging_while_training_pays_from_the_second_epoch_on() -> None:
 
 def test_less_is_promised_from_a_busy_machine() -> None:
     settings = Settings(batch_size=64, workers=1, epochs=4)
-    quiet = calibrate(signals(system=System(cpu_share=(0.5,), process_cores=(4.0,))), settings)
-    busy = calibrate(signals(system=System(cpu_share=(1.0,), process_cores=(4.0,))), settings)
+    quiet = calibrate(signals(cpu_share=(0.5,), process_cores=(4.0,)), settings)
+    busy = calibrate(signals(cpu_share=(1.0,), process_cores=(4.0,)), settings)
     assert busy.step_error > quiet.step_error
     assert busy.cores < quiet.cores
 
@@ -148,7 +147,7 @@ def test_the_latency_of_a_store_changes_and_the_work_on_a_request_stays() -> Non
 
 
 def test_a_loop_that_fetchers_disturb_is_quicker_without_them() -> None:
-    disturbed = tuple(replace(step, seconds=step.seconds + 0.04, cpu_seconds=0.02) for step in steps(own=0.1))
+    disturbed = tuple(step._replace(step_seconds=step.seconds + 0.04, cpu_seconds=0.02) for step in steps(own=0.1))
     parts = {"forward": 0.03 * len(disturbed), "backward": 0.05 * len(disturbed), "optimizer": 0.06 * len(disturbed)}
     settings = Settings(batch_size=64, workers=8, epochs=4)
     remote, local = (

@@ -16,29 +16,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.app import lr_find
-from flatout.app.task_setup import open_source
-from flatout.app.train_run import prepare_setup
+from flatout.commands import lr_find
 from flatout.config.loading import load_config
-from flatout.data import host_memory
 from flatout.data.batch import BatchSource
-from flatout.data.loader import Loader, as_batch
-from flatout.data.prepare import Recipe, prepare
-from flatout.data.views import View
+from flatout.data.loading import pinned_memory as host_memory
+from flatout.data.loading.loader import Loader, as_batch
+from flatout.data.loading.prepare import BatchPlan, prepare
+from flatout.data.pixels.views import View
 from flatout.engine.copying import Copies, CudaCopyStream, Feed, copies_for, tensors_in
 from flatout.engine.devices import Device
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import EpochRecord, Job, Progress, StepRecord, train
 from flatout.engine.range_test import range_test
 from flatout.errors import StoreUnreachable
-from flatout.service.client import SharedPool, Terms
-from flatout.service.messages import Batches, Message, Next, Register, Registered
-from flatout.service.producer import make_batch
-from flatout.service.simulation import SIMULATED_SPEC
-from flatout.service.specs import ImagePreparer, batch_bytes, batch_key
-from flatout.tasks.classification import Classification, Inputs
-from flatout.tasks.translation import TextInputs, Translation
+from flatout.service.client.pool import SharedPool
+from flatout.service.client.session import JoinSettings
+from flatout.service.producers.producer import make_batch
+from flatout.service.protocol.messages import Batches, Message, Next, Register, Registered
+from flatout.service.protocol.specs import ImagePreparer, batch_bytes, batch_key
+from flatout.simulation.simulator import SIMULATED_SPEC
+from flatout.tasks.classification.task import Classification, Inputs
+from flatout.tasks.translation.task import TextInputs, Translation
 from flatout.timeline import Recorder
+from flatout.training.setup import prepare_setup
 from late_copies import FakePinned, LateStream, is_within
 from training import recipe as recipe_of
 
@@ -53,7 +53,7 @@ class HarshService:
 
     address, is_mapped = "memory", True
 
-    def __init__(self, recipe: Recipe, buffers: int = 8) -> None:
+    def __init__(self, recipe: BatchPlan, buffers: int = 8) -> None:
         self._recipe = recipe
         self._memory = [mmap.mmap(-1, batch_bytes(recipe)) for _ in range(buffers)]
         self.pages = [np.frombuffer(each, np.uint8) for each in self._memory]
@@ -85,7 +85,7 @@ class HarshService:
     def close(self) -> None: ...
 
 
-def shared_loader(recipe: Recipe, service: HarshService) -> Loader:
+def shared_loader(recipe: BatchPlan, service: HarshService) -> Loader:
     register = Register(
         stream=STREAM,
         spec=SIMULATED_SPEC,
@@ -93,8 +93,8 @@ def shared_loader(recipe: Recipe, service: HarshService) -> Loader:
         batch_bytes=batch_bytes(recipe),
         position=0,
     )
-    terms = Terms(register, lambda wait: (service, service), lambda epoch, index: None)  # type: ignore[arg-type]
-    pool = SharedPool(recipe, terms, lambda: pytest.fail("the service is there"), host_memory.memory_for("cuda"))
+    settings = JoinSettings(register, lambda wait: (service, service), lambda epoch, index: None)  # type: ignore[arg-type]
+    pool = SharedPool(recipe, settings, lambda: pytest.fail("the service is there"), host_memory.memory_for("cuda"))
     pool.join()
     return Loader(recipe, pool, PREFETCH, 60.0, 0.5)
 
@@ -104,7 +104,7 @@ class Source:
     """Batches of one kind for CUDA, and what each must be."""
 
     batches: Any
-    recipe: Any
+    plan: Any
     pinned: FakePinned
     service: HarshService | None = None
 
@@ -113,10 +113,10 @@ class Source:
         return task.to_device(None, batch, torch.device("cpu"))  # type: ignore[arg-type,no-any-return]
 
     def expected(self, epoch: int, index: int) -> Inputs | TextInputs:
-        if not isinstance(self.recipe, Recipe):
-            return self.to_device(self.recipe.prepare(epoch, index))
-        space = np.zeros(self.recipe.shape(epoch), np.uint8)
-        return self.to_device(as_batch(prepare(self.recipe, epoch, index, space)))
+        if not isinstance(self.plan, BatchPlan):
+            return self.to_device(self.plan.prepare(epoch, index))
+        space = np.zeros(self.plan.shape(epoch), np.uint8)
+        return self.to_device(as_batch(prepare(self.plan, epoch, index, space)))
 
 
 @contextmanager
@@ -131,21 +131,21 @@ def fake_pinned() -> Iterator[FakePinned]:
 def source(request: pytest.FixtureRequest, shapes: Path, sentences: Path) -> Iterator[Source]:
     kind, workers = request.param, KINDS[request.param]
     setup = prepare_setup(load_config(recipe_of(sentences if kind == "text" else shapes)).config)
-    recipe, service = setup.recipe, None
-    if isinstance(recipe, Recipe):
-        recipe = replace(recipe, view=VIEW)
+    plan, service = setup.plan, None
+    if isinstance(plan, BatchPlan):
+        plan = replace(plan, view=VIEW)
     with fake_pinned() as pinned:
         if kind == "shared":
-            assert isinstance(recipe, Recipe)
-            service = HarshService(recipe)
-            batches: BatchSource = shared_loader(recipe, service)
+            assert isinstance(plan, BatchPlan)
+            service = HarshService(plan)
+            batches: BatchSource = shared_loader(plan, service)
         else:
             options = {"prefetch": PREFETCH, "cache": "off", "stage": "off"}
             options["worker_kind"] = kind if kind in ("thread", "process") else "auto"
             config = setup.config.data.model_copy(update=options)
-            batches = open_source(recipe, config, workers, device_kind="cuda")
+            batches = setup.opened.open_source(plan, config, workers, device_kind="cuda")
         with closing(batches):
-            yield Source(batches, recipe, pinned, service)
+            yield Source(batches, plan, pinned, service)
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -194,7 +194,7 @@ def test_the_device_copies_from_where_the_batch_was_prepared(source: Source) -> 
 
 def test_no_more_batches_are_kept_than_the_budget_says(source: Source) -> None:
     """However late copies are: those ahead, the one that trains, and one that the device still reads."""
-    if source.service is not None or not isinstance(source.recipe, Recipe):
+    if source.service is not None or not isinstance(source.plan, BatchPlan):
         pytest.skip("has no buffers of its own, or small ones of many sizes")
     stream = LateStream()
     copies = Copies(source.to_device, stream)
@@ -248,9 +248,9 @@ def job_of(data: Path, progress: Progress, broken: int | None = None, **changes:
     torch.manual_seed(0)
     learner = build_learner(setup.task, config, setup.device)
     options = {"device_kind": "cuda"}
-    assert setup.opened.val_recipe is not None
-    train_source = Taken(open_source(setup.recipe, config.data, 1, **options), broken)
-    val_source = open_source(setup.opened.val_recipe, config.data, 1, False, **options)
+    assert setup.opened.val_plan is not None
+    train_source = Taken(setup.opened.open_source(setup.plan, config.data, 1, **options), broken)
+    val_source = setup.opened.open_source(setup.opened.val_plan, config.data, 1, False, **options)
     return Job(
         config, setup.task, learner, train_source, val_source, Recorder(None), progress,
         save=lambda progress: None, stop_reason=lambda: None, total_steps=100,
@@ -383,7 +383,7 @@ def test_lr_find_says_for_which_device_batches_are(shapes: Path, monkeypatch: py
         asked.append(options.get("device_kind"))
         raise StoreUnreachable("far enough")
 
-    monkeypatch.setattr(lr_find, "open_source", opening)
+    monkeypatch.setattr("flatout.tasks.classification.opening.open_loader", opening)
     with pytest.raises(StoreUnreachable):
         lr_find.find_learning_rate(recipe_of(shapes, device="emulated"))
     assert asked == ["emulated"]

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flatout.app import tune
-from flatout.app.environment import describe_environment
-from flatout.app.train_run import prepare_compute
+from flatout.commands import tune
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.engine.cuda_defaults import choose_precision, say_arithmetic
 from flatout.engine.devices import Device, choose_device, grow_segments
 from flatout.engine.optimizers import describe_optimizer, load_optimizer_tensors, optimizer_for, optimizer_tensors
 from flatout.errors import ConfigError
+from flatout.training.environment import describe_environment
+from flatout.training.setup import prepare_compute
 
 CARDS = {"NVIDIA A10G": (8, 6), "Tesla T4": (7, 5), "Tesla P100": (6, 0), "GeForce GTX 1080": (6, 1)}
 
@@ -60,7 +60,7 @@ def test_a_card_computes_in_what_it_is_fast_in(
 ) -> None:
     device = insert(monkeypatch, card)
     assert choose_precision(recipe(), device) == auto
-    assert tune._precisions(recipe()) == tried
+    assert tune._precisions(recipe(), auto) == tried
     assert choose_precision(recipe(precision="fp32"), device) == "fp32"
     if auto == "bf16":
         assert choose_precision(recipe(precision="bf16"), device) == "bf16"

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.app.measuring import OneBatch
-from flatout.app.train_run import Setup, prepare_setup
 from flatout.config.loading import load_config
 from flatout.data.batch import Batch
 from flatout.engine.learner import Learner, build_learner, state_digest
@@ -20,6 +18,8 @@ from flatout.engine.loop import Job, Progress, StepRecord, train
 from flatout.engine.parallel.gradients import GradientExchange
 from flatout.engine.parallel.profile import profile_step
 from flatout.timeline import Recorder
+from flatout.training.measuring import OneBatch
+from flatout.training.setup import Setup, prepare_setup
 from training import recipe
 
 BATCH = 8

@@ -10,27 +10,29 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from test_host_reads import job_of
+from test_host_reads import OPTIMIZERS, job_of, optimizer_as_on_cuda
 from torch import Tensor, nn
 
-from flatout.app import joining, train_run
-from flatout.app.joining import spread
-from flatout.app.link_preflight import _profile
+from flatout.commands.train import train_run
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.engine import loop
 from flatout.engine.learner import Learner
 from flatout.engine.loop import finite_tensors
-from flatout.engine.parallel import Place
+from flatout.engine.parallel import RankPlace, joining
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm, convert
+from flatout.engine.parallel.global_batch import GatheredBatch
 from flatout.engine.parallel.group import Group
-from flatout.engine.parallel.ranks import Ranks, ToldByRanks
+from flatout.engine.parallel.joining import apply_parallelism
+from flatout.engine.parallel.ranks import Ranks
 from flatout.engine.parallel.sharding import gathered, mixed_precision, shard
 from flatout.engine.precision import DTYPES
+from flatout.engine.sharded_tensors import gather_full
 from flatout.errors import RunFailed
-from flatout.tasks.models.resnet import resnet
-from flatout.tasks.models.transformer import Size, Transformer
+from flatout.tasks.classification.resnet import resnet
+from flatout.tasks.translation.transformer import Size, Transformer
 from flatout.timeline import Recorder
+from flatout.training.link_preflight import _profile
 from hostreads import counted
 from ranks import free_port
 from training import recipe
@@ -40,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("_one_thread")
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    made = Group(Place(0, 1, 0, 1, "127.0.0.1", free_port()), "gloo", 60.0)
+    made = Group(RankPlace(0, 1, 0, 1, "127.0.0.1", free_port()), "gloo", 60.0)
     yield made
     made.close()
 
@@ -67,21 +69,33 @@ def test_who_was_slowest_is_only_said_where_the_hosts_clock_knows(shapes: Path, 
         assert (losses.slowest_rank, losses.late_seconds) == ((None, None) if kind == "cuda" else (0, 0.0))
 
 
+MODES: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel__sync_batchnorm": True, "train__ema": 0.9, "train__clip_norm": 1.0, "train__accumulate": 2},
+    "fsdp": {"train__clip_norm": 1.0, "train__accumulate": 2},
+}
+
+
 @pytest.mark.parametrize(
-    ("precision", "parallel"),
+    ("mode", "optimizer", "precision", "parallel"),
     [
-        *((precision, {}) for precision in DTYPES),
-        ("fp32", {"parallel__compress": "bf16"}),
-        ("fp32", {"parallel__compress": "powersgd", "parallel__powersgd_start_step": 2}),
-        ("fp32", {"parallel__local_steps": 2, "parallel__outer_momentum": 0.5}),
+        *((mode, name, each, {}) for mode in MODES for name in OPTIMIZERS for each in DTYPES),
+        ("ddp", "sgd", "fp32", {"parallel__compress": "bf16"}),
+        ("ddp", "sgd", "fp32", {"parallel__compress": "powersgd", "parallel__powersgd_start_step": 2}),
+        ("ddp", "sgd", "fp32", {"parallel__local_steps": 2, "parallel__outer_momentum": 0.5}),
     ],
 )
 def test_ranks_wait_for_the_device_no_oftener(
-    shapes: Path, group: Group, precision: str, parallel: dict[str, Any]
+    shapes: Path, group: Group, mode: str, optimizer: str, precision: str, parallel: dict[str, Any]
 ) -> None:
-    job = job_of(shapes, precision, train__ema=0.9, train__clip_norm=1.0, train__accumulate=2)
-    config = parallel_config(shapes, "ddp", parallel__sync_batchnorm=True, **parallel)
-    convert(job.learner.model)
+    settings = {**MODES[mode], **parallel, "train__optimizer": optimizer, "train__lr": 0.01}
+    config = parallel_config(shapes, mode, **settings)
+    job = job_of(shapes, precision, **{key: value for key, value in settings.items() if key.startswith("train__")})
+    if mode == "ddp":
+        convert(job.learner.model)
+    else:
+        shard(job.learner.model, "cpu", 1)
+        job.learner.optimizer = optimizer_as_on_cuda(job.learner.model, config.train)
+    before = [gather_full(parameter.detach()).clone() for parameter in job.learner.model.parameters()]
     found = {}
     for ranks in begun(group, job.learner, config):
         job.ranks = ranks
@@ -92,6 +106,19 @@ def test_ranks_wait_for_the_device_no_oftener(
                 assert loop._step(job, batch, 0.0, 0.0) is not None
             found[step] = [each for each in reads.reads if "/learner.py" not in each]  # digests of the first two steps
     assert {step: len(each) for step, each in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 0}, found
+    after = [gather_full(parameter.detach()) for parameter in job.learner.model.parameters()]
+    assert sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) > len(after) / 2, "it trained"
+
+
+def test_the_counter_counts_what_is_sharded(group: Group) -> None:
+    layer = nn.Linear(2, 2)
+    shard(layer, "cpu", 1)
+    with counted(layer.parameters()) as reads:
+        value = layer(torch.ones(2, 2)).sum()
+        assert reads.reads == []
+        for number, ask in enumerate((value.item, lambda: layer.weight.detach().max().item()), 1):
+            ask()
+            assert len(reads.reads) == number, number
 
 
 def test_a_compiled_model_hands_over_its_gradients_bucket_by_bucket(
@@ -123,8 +150,8 @@ def test_a_compiled_model_hands_over_its_gradients_bucket_by_bucket(
 
 
 def test_equal_parts_are_known_to_all_ranks() -> None:
-    def told(counts: list[int]) -> ToldByRanks:
-        return ToldByRanks(lambda: [[float(n), float(n), 0.0, 0.0] for n in counts], 0, None, set)  # type: ignore[arg-type]
+    def told(counts: list[int]) -> GatheredBatch:
+        return GatheredBatch(lambda: [[float(n), float(n), 0.0, 0.0] for n in counts], 0, None, set)  # type: ignore[arg-type]
 
     assert told([8, 8, 8]).equal_parts
     assert not told([8, 8, 6]).equal_parts
@@ -137,7 +164,7 @@ def test_on_a_gpu_batch_norm_learns_whether_parts_are_equal(shapes: Path, group:
     norms = [module for module in job.learner.model.modules() if isinstance(module, GlobalBatchNorm)]
     for ranks in begun(group, job.learner, parallel_config(shapes, "ddp"), "cuda"):
         batch = next(iter(job.source.epoch(0)))
-        ranks.tell(1, 8.0, batch, lambda: None)
+        ranks.exchange_batch(1, 8.0, batch, lambda: None)
         ranks.sync_next(True)
         assert norms
         assert all(each.equal_parts for each in norms)
@@ -201,13 +228,15 @@ class Sharded:
 
 
 def test_a_sharded_model_is_put_together_one_tensor_at_a_time_and_once(
-    shapes: Path, monkeypatch: pytest.MonkeyPatch
+    shapes: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     job = job_of(shapes, "fp32", train__optimizer="adamw")
     next(iter(loop.train(job)))
     reference = job.learner.tensors()
     state = {name: Sharded(value) for name, value in job.learner.model.state_dict().items()}
     own = {name[len("optimizer/") :]: Sharded(v) for name, v in reference.items() if name.startswith("optimizer/")}
+    gc.freeze()  # of what was there before, nothing is garbage, and looking took minutes
+    request.addfinalizer(gc.unfreeze)
     monkeypatch.setattr(job.learner.model, "state_dict", lambda: state)
     monkeypatch.setattr("flatout.engine.learner.optimizer_tensors", lambda *_: own)
     assert finite_tensors(job.learner, 1, keep=False) == {}
@@ -226,7 +255,7 @@ def test_a_replica_computes_in_the_precision_of_the_run(shapes: Path, monkeypatc
     job = job_of(shapes, "bf16")
     monkeypatch.setattr(joining, "devices_per_node", lambda config: 2)
     parallel = job.config.parallel.model_copy(update={"mode": "dp"})
-    spread(job.learner, job.config.model_copy(update={"parallel": parallel}), 1)
+    apply_parallelism(job.learner, job.config.model_copy(update={"parallel": parallel}), 1)
     assert isinstance(job.learner.wrapped, nn.DataParallel)
     replica, found = job.learner.wrapped.module, []
     images = torch.zeros(2, 3, 16, 16)
@@ -240,7 +269,7 @@ def test_a_model_that_does_not_fit_is_one_line(shapes: Path, tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore lines")
 
-    monkeypatch.setattr(train_run, "build_learner", full)
+    monkeypatch.setattr("flatout.training.setup.build_learner", full)
     with pytest.raises(RunFailed, match=r"before the first step, with resnet18.*2\.00 GiB; use a smaller") as caught:
-        train_run.train_run(recipe(shapes), run=tmp_path / "run")
+        train_run(recipe(shapes), run=tmp_path / "run")
     assert "\n" not in str(caught.value)

@@ -1,6 +1,7 @@
 """Optimizers: who decays, LAMB against its formula, and state that survives a checkpoint to the bit."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
@@ -23,7 +25,7 @@ from flatout.engine.optimizers import (
     parameter_groups,
 )
 from flatout.errors import ConfigError
-from flatout.tasks.models.resnet import resnet
+from flatout.tasks.classification.resnet import resnet
 
 NAMES = ["sgd", "adamw", "lamb"]
 
@@ -173,9 +175,60 @@ def test_nobody_else_builds_an_optimizer() -> None:
     assert {path: names for path, names in found.items() if names} == {
         "engine/optimizers.py": ["AdamW", "Lamb", "Sgd", "optimizer_for"],
         "engine/learner.py": ["optimizer_for"],
-        "app/joining.py": ["optimizer_for"],
-        "app/rehearse.py": ["optimizer_for"],
+        "engine/parallel/joining.py": ["optimizer_for"],
+        "commands/rehearse.py": ["optimizer_for"],
     }
+
+
+def train_scaled(model: nn.Module, optimizer: Optimizer, rows: list[list[Tensor]]) -> None:
+    """Steps of fp16, with these gradients."""
+    scaler = GradScaler("cpu", init_scale=2.0**4)
+    for gradients in rows:
+        scaler.scale(torch.ones(()))  # it makes its scale when it is first asked
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient * scaler.get_scale()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.fixture
+def _garbage() -> Iterator[None]:
+    """Memory that nobody wrote to is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_garbage")
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.0}])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_overflows_never_was(name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where the device decides it: the first one too, which is the one that overflows most often."""
+    monkeypatch.setattr(optimizers, "_can_fuse", lambda model: True)
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 4), nn.Linear(3, 4)]
+    models[1].load_state_dict(models[0].state_dict())
+    good = [[torch.randn_like(p) for p in models[0].parameters()] for _ in range(3)]
+    endless = [torch.full_like(p, float("inf")) for p in models[0].parameters()]
+    wrong = [torch.full_like(p, float("nan")) for p in models[0].parameters()]
+    built = [build(model, name, **settings) for model in models]
+    train_scaled(models[0], built[0], good)
+    train_scaled(models[1], built[1], [endless, good[0], wrong, good[1], good[2], endless])
+    assert_equal(models[0].state_dict(), models[1].state_dict())
+    tensors = [optimizer_tensors(model, each) for model, each in zip(models, built, strict=True)]
+    assert_equal(*tensors)
+    assert all(bool(value.isfinite().all()) for value in tensors[0].values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fused_step_is_the_same_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, fused = new_model(0), new_model(0)
+    train(plain, build(plain, name), range(3))
+    monkeypatch.setattr(optimizers, "_can_fuse", lambda model: True)
+    train(fused, build(fused, name), range(3))
+    for (parameter, value), other in zip(plain.named_parameters(), fused.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-5, msg=parameter)
 
 
 def lamb_reference(weights: list[Tensor], grads: list[list[Tensor]], lr: float, decays: list[float]) -> list[Tensor]:

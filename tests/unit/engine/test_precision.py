@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from flatout.engine.precision import Precision, Seen, build_precision
 from flatout.errors import ConfigError
-from flatout.tasks.models.resnet import resnet
+from flatout.tasks.classification.resnet import resnet
 
 
 def gradients(name: str) -> tuple[nn.Module, Tensor, list[Tensor]]:

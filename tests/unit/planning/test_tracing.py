@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from flatout.planning.tracing import CannotTrace, Step, trace, traced_peak
 from flatout.planning.work import Work
-from flatout.tasks.models.registry import build_model
+from flatout.tasks.classification.models import build_model
 
 
 def linear_step(precision: str = "fp32", optimizer: bool = True) -> Step:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from flatout.reports.charts import Block, Series, area_chart, line_chart, scatter_chart, stacked, strips, thin, ticks
+from flatout.reports.charts import Series, area_chart, line_chart, scatter_chart, thin, ticks
 from flatout.reports.page import note, page, pairs, preformatted, section, table, tiles
+from flatout.reports.strips import Block, stacked, strips
 from flatout.units import format_seconds
 
 ATTACK = "<script>alert(1)</script>\"'&"

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flatout.reports.answers import answers
+from flatout.analysis.answers import answers
+from flatout.analysis.details import Details, read_details
+from flatout.analysis.network import correlation, network_rates, step_times_by_network
+from flatout.analysis.trace import write_trace
+from flatout.reports import page as page_room
 from flatout.reports.html import report_page
 from flatout.reports.markdown import report_markdown
 from flatout.reports.terminal import render
 from flatout.runs import Run
-from flatout.runs.details import Details, correlation, network_rates, read_details, step_times_by_network
-from flatout.runs.trace import write_trace
+from flatout.runs.steps import StepRow
 
 ATTACK = "<script>alert(1)</script>"
 SUMMARY: dict[str, Any] = {
@@ -36,9 +39,8 @@ SUMMARY: dict[str, Any] = {
 CONFIG = {"data": {"batch_size": 8}, "train": {"epochs": 2, "schedule": "cosine", "warmup_epochs": 1.0}}
 
 
-def step(n: int) -> dict[str, str]:
-    return {"attempt": "1", "step": str(n), "epoch": str((n - 1) // 5), "samples": "8", "loss": str(1 / n),
-            "learning_rate": "0.1", "step_seconds": "0.1", "data_wait_seconds": "0.02", "time_unix": str(1000 + n)}  # fmt: skip
+def step(n: int) -> StepRow:
+    return StepRow(1, n, (n - 1) // 5, (n - 1) % 5, 8, "", 1 / n, 0.1, 0.1, 0.02, 1000.0 + n)
 
 
 def epoch(n: int) -> dict[str, str]:
@@ -206,9 +208,7 @@ def test_what_was_not_measured_is_na(folder: Path) -> None:
 
 def test_200_000_steps_make_a_small_page(tmp_path: Path) -> None:
     details = details_of(tmp_path)
-    names = list(step(1))
-    steps = [dict(zip(names, ("1", str(n), str(n // 1000), "8", str(1 / n), "0.1", "0.1", "0.01", str(1000 + n)), strict=True))
-             for n in range(1, 200_001)]  # fmt: skip
+    steps = [step(n)._replace(epoch=n // 1000) for n in range(1, 200_001)]
     system = [
         {"time_unix": str(1000 + n), "interval_seconds": "1", "cpu": "0.5", "nic_eth0_sent_bytes": "9"}
         for n in range(20_000)
@@ -265,3 +265,9 @@ def test_a_slow_start_does_not_hide_the_link(folder: Path) -> None:
     time = {"wall_seconds": 80.0, "parts": {"startup": 70.0, "communication": 5.0, "forward": 5.0}}
     told = dict(answers(details_of(folder, {**SUMMARY, "network": network, "time": time})))
     assert told["Was the network the limit?"].startswith("yes, very likely: 50.0 % of the time after the start")
+
+
+def test_pages_are_written_one_way() -> None:
+    """docs/decisions/0011: no templates beside page.py."""
+    sources = [path.read_text() for path in Path(page_room.__file__).parents[1].rglob("*.py")]
+    assert not any("jinja2" in source for source in sources)

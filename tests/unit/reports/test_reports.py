@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from flatout.analysis.details import read_details
 from flatout.reports.configuration import config_table
 from flatout.reports.listing import runs_table
 from flatout.reports.lr_plot import write_lr_plot
 from flatout.reports.terminal import render
 from flatout.runs import Run
-from flatout.runs.details import read_details
 
 SUMMARY: dict[str, Any] = {
     "run": "demo", "status": "completed", "cause": None, "attempts": 2, "samples_seen": 7200,

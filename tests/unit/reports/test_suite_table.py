@@ -6,9 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from flatout.reports.suite_table import Outcome, as_html, as_json, as_markdown, as_terminal, suite_rows
+from flatout.analysis.mean_epoch import MeanEpoch
+from flatout.analysis.suite import ExperimentOutcome, suite_rows
+from flatout.reports.suite_table import as_html, as_json, as_markdown, as_terminal, cells
 from flatout.runs import Run
-from flatout.runs.mean_epoch import MeanEpoch
 
 CONFIG = {"data": {"batch_size": 128, "workers": 2}, "train": {"checkpointing": True}, "parallel": {"mode": "ddp"}}
 DIFFERENCES = {
@@ -21,7 +22,7 @@ DIFFERENCES = {
 }
 
 
-def outcome(name: str = "one", actual: float = 14.5, **changes: Any) -> Outcome:
+def outcome(name: str = "one", actual: float = 14.5, **changes: Any) -> ExperimentOutcome:
     epoch = MeanEpoch(10.0, 1.0, 10.0, actual, DIFFERENCES, {})
     summary = {
         "accuracy": {"top1": 0.25},
@@ -29,12 +30,12 @@ def outcome(name: str = "one", actual: float = 14.5, **changes: Any) -> Outcome:
         "device_use": {"memory_peak_bytes": None},
     }
     values = {"comment": "why", "config": CONFIG, "run": Run(Path("r"), summary, CONFIG, {}, [], []), "epoch": epoch}
-    return Outcome(name, **{**values, **changes})
+    return ExperimentOutcome(name, **{**values, **changes})
 
 
 def test_the_columns_of_story_e_and_chosen_ones() -> None:
     (row,) = suite_rows([outcome()], ["accuracy.top1", "config.data.workers", "no.such.key"])
-    assert row.cells == {
+    assert cells(row) == {
         "name": "one", "batch": "128", "workers": "2", "checkpointing": "yes", "DP": "no", "DDP": "yes",
         "time per batch": "1 s", "estimated epoch": "10 s", "actual epoch": "14.5 s", "memory": "2 GB",
         "accuracy.top1": "25.0 %", "config.data.workers": "2", "no.such.key": "n/a", "comments": "why",
@@ -43,17 +44,17 @@ def test_the_columns_of_story_e_and_chosen_ones() -> None:
 
 def test_repeats_are_one_row_with_their_spread() -> None:
     (row,) = suite_rows([outcome(actual=seconds) for seconds in (14.0, 20.0, 15.0)], [])
-    assert row.cells["actual epoch"] == "15 s (14 s to 20 s)"
-    assert row.cells["batch"] == "128"
+    assert cells(row)["actual epoch"] == "15 s (14 s to 20 s)"
+    assert cells(row)["batch"] == "128"
     assert row.values["actual epoch"] == [14.0, 20.0, 15.0]
 
 
 def test_a_failed_experiment_is_a_row_with_its_cause() -> None:
     failed = outcome("two", run=None, epoch=None, cause="data.batch_size is 999 | too large")
     rows = suite_rows([outcome(), failed], ["accuracy.top1"])
-    assert rows[1].cells["batch"] == "128"
-    assert rows[1].cells["actual epoch"] == "n/a"
-    assert rows[1].cells["comments"] == "data.batch_size is 999 | too large; why"
+    assert cells(rows[1])["batch"] == "128"
+    assert cells(rows[1])["actual epoch"] == "n/a"
+    assert cells(rows[1])["comments"] == "data.batch_size is 999 | too large; why"
     markdown = as_markdown("mine", rows)
     assert r"999 \| too large" in markdown
     assert {line.count(" | ") for line in markdown.splitlines() if line.startswith("| two")} == {11}

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from flatout.app.import_run import default_name, import_run
-from flatout.app.report_run import print_report
 from flatout.cli import register
 from flatout.cli.main import app
+from flatout.commands.import_log import default_name, import_run
+from flatout.commands.report import print_report
 from flatout.errors import DataError, RunDirectoryError
 from flatout.runs.events import read_scalars
 from flatout.runs.foreign import match_columns, read_foreign
@@ -52,9 +52,11 @@ def test_lightning(tmp_path: Path) -> None:
     assert [(row["epoch"], row["train_loss"], row["val_loss"], row["top1"]) for row in run.epochs] == [
         ("0", "2.2", "1.9", "0.25"), ("1", "1.8", "1.5", "0.5"),
     ]  # fmt: skip
-    assert [(row["step"], row["epoch"], row["loss"]) for row in run.steps] == [
-        ("49", "0", "2.5"), ("99", "0", "2.0"), ("149", "1", "nan"),
-    ]  # fmt: skip
+    assert [(row.step, row.epoch, str(row.loss)) for row in run.steps] == [
+        (49, 0, "2.5"),
+        (99, 0, "2.0"),
+        (149, 1, "nan"),
+    ]
     assert run.epochs[1]["learning_rate"] == "0.05"
     figures = {"top1": 0.5, "top5": None, "bleu": None, "val_loss": 1.5, "train_loss": 1.8, "best_epoch": 1}
     assert run.summary["accuracy"] == figures
@@ -176,10 +178,8 @@ def test_events_become_steps_and_epochs(tmp_path: Path) -> None:
     assert [(row["epoch"], row["step"], float(row["top1"]), float(row["top5"])) for row in run.epochs] == [
         ("0", "3", 0.3, 0.95), ("1", "6", 0.6, 0.95),
     ]  # fmt: skip
-    assert [(row["step"], row["epoch"]) for row in run.steps] == [
-        (str(step), str((step - 1) // 3)) for step in range(1, 7)
-    ]
-    assert float(run.steps[1]["loss"]) == 0.5
+    assert [(row.step, row.epoch) for row in run.steps] == [(step, (step - 1) // 3) for step in range(1, 7)]
+    assert run.steps[1].loss == 0.5
     assert run.summary["time"]["wall_seconds"] == 5.0
     assert "no epoch in the log: each validation ends one" in run.summary["imported"]["notes"]
 

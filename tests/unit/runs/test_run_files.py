@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import RunDirectoryError
-from flatout.runs.directory import Table, effective_rows, read_json, read_table, write_json, write_text
+from flatout.runs.directory import read_json, write_json, write_text
 from flatout.runs.summary import accuracy, add_parts, throughput
+from flatout.runs.tables import Table, effective_rows, read_table
 
 some = settings(max_examples=30, deadline=None)  # a loaded machine is no failure
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.runs import read_run
-from flatout.runs.directory import Table, read_table, write_text
+from flatout.runs.directory import write_text
 from flatout.runs.system import SYSTEM_COLUMNS, SystemTotals
+from flatout.runs.tables import Table, read_table
 
 
 def row(interval_seconds: float | None, **cells: Any) -> dict[str, Any]:

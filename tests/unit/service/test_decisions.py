@@ -2,42 +2,49 @@
 
 import pytest
 
-from flatout.service.decisions import (
+from flatout.service.client.decisions import (
     MOST_ASKS,
     PATIENCE_SECONDS,
-    Asked,
     AskFor,
+    AskHistory,
     ComputeLocally,
     Take,
-    apart_seconds,
     mean_step,
     next_action,
+    rejoin_backoff_seconds,
 )
-from flatout.service.messages import Batches
-from flatout.service.policy import HANDFUL, SMALL_FACTOR, Allowance, handful, lookahead, reuse_score
+from flatout.service.coordinator.policy import (
+    BATCHES_PER_ANSWER,
+    SMALL_BATCH_FACTOR,
+    Allowance,
+    lookahead,
+    max_batches_per_answer,
+    reuse_score,
+)
+from flatout.service.protocol.messages import Batches
 
 READY = Batches(buffers=[1])
 
 
 def test_what_is_ready_is_taken_and_what_is_denied_is_made() -> None:
-    assert next_action(Asked(1, 0.1), READY) == Take()
-    assert next_action(Asked(1, 0.1), Batches(denied="no producer")) == ComputeLocally("no producer")
+    assert next_action(AskHistory(1, 0.1), READY) == Take()
+    assert next_action(AskHistory(1, 0.1), Batches(denied="no producer")) == ComputeLocally("no producer")
 
 
 @pytest.mark.parametrize("seconds_per_ask", [0.0, 0.3, 100.0])
 def test_no_answer_keeps_a_job_asking_for_ever(seconds_per_ask: float) -> None:
     times, seconds = 0, 0.0
-    action = next_action(Asked(0, 0.0), None)
+    action = next_action(AskHistory(0, 0.0), None)
     while isinstance(action, AskFor):
         assert 0 < action.wait_seconds <= PATIENCE_SECONDS - seconds
         times, seconds = times + 1, seconds + seconds_per_ask
         assert times <= MOST_ASKS
-        action = next_action(Asked(times, seconds), Batches())
+        action = next_action(AskHistory(times, seconds), Batches())
     assert isinstance(action, ComputeLocally)
 
 
 def test_tries_to_rejoin_become_rare_but_never_end() -> None:
-    assert [apart_seconds(failures) for failures in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
+    assert [rejoin_backoff_seconds(failures) for failures in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
 
 
 def test_a_pause_does_not_make_a_job_slow_but_slow_steps_do() -> None:
@@ -60,11 +67,15 @@ def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
 
 
 def test_a_handful_leaves_room_for_others() -> None:
-    assert handful(4 << 30, 3 << 20, 4, 0.1) == handful(4 << 30, 3 << 20, 4, None) == HANDFUL
-    assert handful(4 << 30, 3 << 20, 4, 0.01) == SMALL_FACTOR * HANDFUL
-    assert handful(300 << 20, 38 << 20, 4, 0.1) == 1
-    assert handful(1600, 100, 1, 0.01) == 4
-    assert handful(1600, 100, 2, 0.01) == 2
+    assert (
+        max_batches_per_answer(4 << 30, 3 << 20, 4, 0.1)
+        == max_batches_per_answer(4 << 30, 3 << 20, 4, None)
+        == BATCHES_PER_ANSWER
+    )
+    assert max_batches_per_answer(4 << 30, 3 << 20, 4, 0.01) == SMALL_BATCH_FACTOR * BATCHES_PER_ANSWER
+    assert max_batches_per_answer(300 << 20, 38 << 20, 4, 0.1) == 1
+    assert max_batches_per_answer(1600, 100, 1, 0.01) == 4
+    assert max_batches_per_answer(1600, 100, 2, 0.01) == 2
 
 
 def test_what_is_needed_sooner_and_by_more_jobs_is_worth_more() -> None:

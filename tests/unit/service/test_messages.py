@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ServiceUnavailable
-from flatout.service.messages import (
+from flatout.service.protocol.messages import (
     FRAME,
     MOST_BYTES,
     VERSION,
@@ -20,7 +20,7 @@ from flatout.service.messages import (
     decode,
     encode,
 )
-from flatout.service.simulation import SIMULATED_SPEC
+from flatout.simulation.simulator import SIMULATED_SPEC
 
 
 def test_round_trip() -> None:
@@ -34,9 +34,16 @@ def test_round_trip() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"kind": "nonsense"}, "tag"), ({"position": -1}, "position"), ({"position": "3"}, "position"), ({"extra": 1}, "extra"),
-     ({"count": 10**9}, "count"), ({"released": [0] * 20_000}, "released"), ({"step_seconds": float("nan")}, "makes no sense")],
-)  # fmt: skip
+    [
+        ({"kind": "nonsense"}, "tag"),
+        ({"position": -1}, "position"),
+        ({"position": "3"}, "position"),
+        ({"extra": 1}, "extra"),
+        ({"count": 10**9}, "count"),
+        ({"released": [0] * 20_000}, "released"),
+        ({"step_seconds": float("nan")}, "makes no sense"),
+    ],
+)
 def test_a_wrong_field_is_refused(changes: dict[str, object], says: str) -> None:
     body = json.dumps({**Next(position=3).model_dump(), **changes}).encode()
     with pytest.raises(ServiceUnavailable, match=says):
@@ -64,16 +71,40 @@ REGISTER = Register(stream="a" * 64, spec=SIMULATED_SPEC, batches_per_epoch=4, b
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        ("extra", 1), ("kind", "images"), ("content", "same"), ("content", "g" * 64), ("view", "../../etc"),
-        ("seed", 1 << 64), ("seed", "0"), ("batch_size", 0), ("batch_size", 1 << 40), ("batch_size", 1.5),
-        ("split", "test"), ("raw_shape", [1 << 30, 1]), ("rank", -1), ("world_size", 0), ("shuffle", 1),
-        ("data", None), ("data.path", ""), ("data.path", "x" * 5000), ("data.path", ["/etc"]), ("data.extra", 1),
-        ("data.classes", ["x"] * 100_001), ("data.cache", "everything"), ("data.holdout", 1.0),
-        ("view_values.size", 1 << 20), ("view_values.sizes", [[0, 64]] * 1001), ("view_values.crop", "none"),
-        ("view_values.scale", [0.1]), ("view_values.ratio", [0.0, 1.0]), ("view_values.mean", "000"),
-        ("view_values.pad", 1 << 30), ("view_values.mixup", float("inf")), ("view_values.__class__", "View"),
+        ("extra", 1),
+        ("kind", "images"),
+        ("content", "same"),
+        ("content", "g" * 64),
+        ("view", "../../etc"),
+        ("seed", 1 << 64),
+        ("seed", "0"),
+        ("batch_size", 0),
+        ("batch_size", 1 << 40),
+        ("batch_size", 1.5),
+        ("split", "test"),
+        ("raw_shape", [1 << 30, 1]),
+        ("rank", -1),
+        ("world_size", 0),
+        ("shuffle", 1),
+        ("data", None),
+        ("data.path", ""),
+        ("data.path", "x" * 5000),
+        ("data.path", ["/etc"]),
+        ("data.extra", 1),
+        ("data.classes", ["x"] * 100_001),
+        ("data.cache", "everything"),
+        ("data.holdout", 1.0),
+        ("view_values.size", 1 << 20),
+        ("view_values.sizes", [[0, 64]] * 1001),
+        ("view_values.crop", "none"),
+        ("view_values.scale", [0.1]),
+        ("view_values.ratio", [0.0, 1.0]),
+        ("view_values.mean", "000"),
+        ("view_values.pad", 1 << 30),
+        ("view_values.mixup", float("inf")),
+        ("view_values.__class__", "View"),
     ],
-)  # fmt: skip
+)
 def test_a_spec_beyond_its_limits_is_refused(where: str, value: object) -> None:
     said = json.loads(REGISTER.model_dump_json())
     *above, name = ["spec", *where.split(".")]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flatout.errors import ServiceUnavailable
-from flatout.service import producer
-from flatout.service.messages import Done, Failed, Joined, Message, Produce
-from flatout.service.wire import Wire
+from flatout.service.producers import producer
+from flatout.service.protocol.messages import Done, Failed, Joined, Message, Produce
+from flatout.service.protocol.wire import Wire
 
 ONE, OTHER = "a" * 64, "b" * 64
 
@@ -28,9 +28,10 @@ class Talk:
         self.wire = Wire(ours)
         process = producer._Process(Wire(theirs), SimpleNamespace(), 1)  # type: ignore[arg-type]
         process._maker = SimpleNamespace(  # type: ignore[assignment]
-            learn=lambda order: None, make=lambda order, began: make(order),
+            learn=lambda order: None,
+            make=lambda order, began: make(order),
             preparer=lambda stream: SimpleNamespace(in_flight=in_flight),
-        )  # fmt: skip
+        )
 
         def run() -> None:
             with pytest.raises(ServiceUnavailable):

@@ -4,7 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from flatout.service.messages import (
+from flatout.service.coordinator.instructions import Discard, End, Make, Tell
+from flatout.service.coordinator.policy import Policy
+from flatout.service.coordinator.state import State
+from flatout.service.protocol.messages import (
     Batches,
     Claim,
     Claimed,
@@ -21,10 +24,7 @@ from flatout.service.messages import (
     Spoilt,
     Tick,
 )
-from flatout.service.policy import Policy
-from flatout.service.shelf import Discard, End, Make, Tell
-from flatout.service.simulation import SIMULATED_SPEC
-from flatout.service.state import State
+from flatout.simulation.simulator import SIMULATED_SPEC
 
 CAPACITY, MOST_ASKS = 1000, 10
 SIZES = {"a" * 64: 100, "b" * 64: 130}
@@ -75,7 +75,11 @@ class Coordinator(RuleBasedStateMachine):
                     self.check_writable(order.buffer)
                     key = (order.stream, order.epoch, order.index)
                     new.append(self.give(order.lease, to, key, order.buffer))
-                    busy = [lease for lease, each in self.given.items() if each[0] == to and lease in self.state.leases]
+                    busy = [
+                        lease
+                        for lease, each in self.given.items()
+                        if each[0] == to and lease in self.state.tables.leases.active
+                    ]
                     assert len(busy) <= self.slots[to]
                 case Tell(to, Claimed(lease=lease, buffer=buffer) as claimed):
                     if lease is not None:
@@ -90,12 +94,14 @@ class Coordinator(RuleBasedStateMachine):
                     self.open.pop(to, None)
                 case End(producer, _):
                     self.doubted.update(buffer for holder, _, buffer in self.given.values() if holder == producer)
-        for lease in [lease for lease in self.given if lease not in self.state.leases]:
+        for lease in [lease for lease in self.given if lease not in self.state.tables.leases.active]:
             del self.given[lease]
         return new
 
     def give(self, lease: int, holder: str, key: tuple[str, int, int], buffer: int) -> int:
-        assert all(key != other for number, (_, other, _) in self.given.items() if number in self.state.leases)
+        assert all(
+            key != other for number, (_, other, _) in self.given.items() if number in self.state.tables.leases.active
+        )
         assert self.sizes[buffer] == SIZES[key[0]]
         self.given[lease] = (holder, key, buffer)
         self.content.pop(buffer, None)
@@ -117,19 +123,41 @@ class Coordinator(RuleBasedStateMachine):
         if self.asked[job, position] >= MOST_ASKS and not answer.buffers:
             assert answer.denied is not None
 
-    @rule(target=jobs, stream=st.sampled_from(sorted(SIZES)), last=st.sampled_from([None, 9, 30]), anywhere=st.booleans(),
-          position=st.sampled_from([0, 0, 5]))  # fmt: skip
+    @rule(
+        target=jobs,
+        stream=st.sampled_from(sorted(SIZES)),
+        last=st.sampled_from([None, 9, 30]),
+        anywhere=st.booleans(),
+        position=st.sampled_from([0, 0, 5]),
+    )
     @precondition(lambda self: hasattr(self, "state"))
     def job_registers(self, stream: str, last: int | None, anywhere: bool, position: int) -> str:
         self.serial += 1
         name = f"job-{self.serial}"
         self.stream[name], self.held[name], self.where[name] = stream, [], position
-        self.say(name, Register(stream=stream, spec=SPECS[stream], position=position,
-                                batches_per_epoch=PER_EPOCH, batch_bytes=SIZES[stream], last=last, anywhere=anywhere))  # fmt: skip
+        self.say(
+            name,
+            Register(
+                stream=stream,
+                spec=SPECS[stream],
+                position=position,
+                batches_per_epoch=PER_EPOCH,
+                batch_bytes=SIZES[stream],
+                last=last,
+                anywhere=anywhere,
+            ),
+        )
         return name
 
-    @rule(target=leases, job=jobs, forward=st.sampled_from([0, 0, 1, 1, 1, 4, -3]), count=st.integers(1, 4),
-          wait=st.sampled_from([0.0, 1.0]), release=st.integers(0, 5), speed=st.sampled_from([None, 0.1, 5.0]))  # fmt: skip
+    @rule(
+        target=leases,
+        job=jobs,
+        forward=st.sampled_from([0, 0, 1, 1, 1, 4, -3]),
+        count=st.integers(1, 4),
+        wait=st.sampled_from([0.0, 1.0]),
+        release=st.integers(0, 5),
+        speed=st.sampled_from([None, 0.1, 5.0]),
+    )
     def job_asks(self, job: str, forward: int, count: int, wait: float, release: int, speed: float | None) -> object:
         if job not in self.where or job in self.open:
             return multiple()
@@ -184,7 +212,7 @@ class Coordinator(RuleBasedStateMachine):
         holder, key, buffer = self.given[lease]
         self.content[buffer] = key
         self.say(holder, Done(lease=lease, bytes=SIZES[key[0]], seconds=seconds, cold=cold))
-        assert lease not in self.state.leases
+        assert lease not in self.state.tables.leases.active
 
     @rule(pick=st.integers(0, 50), stream_is=st.sampled_from(["fine"] * 8 + ["unavailable", "another"]))
     @precondition(lambda self: bool(getattr(self, "given", None)))
@@ -200,18 +228,18 @@ class Coordinator(RuleBasedStateMachine):
         """A lease that is over, or somebody else's."""
         liar = sorted(self.slots)[0]
         if self.given.get(lease, ("",))[0] != liar:
-            before = set(self.state.shelf.entries)
+            before = set(self.state.tables.cache.entries)
             self.say(liar, Done(lease=lease, bytes=1, seconds=1.0))
-            assert set(self.state.shelf.entries) <= before
+            assert set(self.state.tables.cache.entries) <= before
 
     @rule(seconds=st.sampled_from([0.0, 2.0, 11.0]))
     @precondition(lambda self: hasattr(self, "state"))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        overdue = {lease for lease, each in self.state.leases.items() if each.expires <= self.now}
-        self.doubted.update(self.state.leases[lease].buffer for lease in overdue)
+        overdue = {lease for lease, each in self.state.tables.leases.active.items() if each.expires <= self.now}
+        self.doubted.update(self.state.tables.leases.active[lease].buffer for lease in overdue)
         self.say("clock", Tick())
-        assert not overdue & set(self.state.leases)
+        assert not overdue & set(self.state.tables.leases.active)
         if seconds > 1:
             assert not self.open, "every ask is answered by its deadline"
 
@@ -232,29 +260,29 @@ class Coordinator(RuleBasedStateMachine):
         for each in self.state.clear():
             del self.sizes[each.buffer]
             self.content.pop(each.buffer, None)
-        assert not self.state.shelf.entries
+        assert not self.state.tables.cache.entries
 
     @invariant()
     def books_balance(self) -> None:
         if not hasattr(self, "state"):
             return
-        shelf = self.state.shelf
-        assert shelf.used_bytes == sum(self.sizes.values()) <= CAPACITY
-        assert set(shelf.buffers) == set(self.sizes)
-        for buffer in shelf.buffers.values():
+        cache = self.state.tables.cache
+        assert cache.used_bytes == sum(self.sizes.values()) <= CAPACITY
+        assert set(cache.buffers) == set(self.sizes)
+        for buffer in cache.buffers.values():
             assert buffer.readers == sum(held.count(buffer.number) for held in self.held.values())
-        assert set(self.given) == set(self.state.leases)
-        assert all(shelf.entries[shelf.buffers[each].key].number == each for each in shelf.unneeded)
+        assert set(self.given) == set(self.state.tables.leases.active)
+        assert all(cache.entries[cache.buffers[each].batch].number == each for each in cache.unneeded)
 
     @invariant()
     def nothing_is_overlooked(self) -> None:
         """What a job is taken to have ahead of it is there, being made, or given up."""
-        for job in self.state.jobs.values() if hasattr(self, "state") else ():
-            losses, until = job.checked
-            for position in range(job.position, until) if losses == self.state.shelf.losses else ():
-                key = job.key(position)
-                given_up = self.state._failures.get(key, (0, ""))[0] >= self.state.policy.most_failures
-                assert key in self.state.shelf.entries or key in self.state._making or given_up
+        for job in self.state.tables.jobs.values() if hasattr(self, "state") else ():
+            losses, until = job.scan_cursor
+            for position in range(job.position, until) if losses == self.state.tables.cache.losses else ():
+                key = job.batch_id(position)
+                given_up = self.state.tables.leases.given_up(key) is not None
+                assert key in self.state.tables.cache.entries or key in self.state.tables.leases.by_batch or given_up
 
 
 Coordinator.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

@@ -1,12 +1,13 @@
 """Addresses, endpoints and credentials, without a connection."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from flatout.errors import ConfigError, DataError
 from flatout.storage.client import Address, parse_address, place_of
-from flatout.storage.credentials import s3_endpoint, shared_file_settings
+from flatout.storage.credentials import profile_provider, s3_endpoint, shared_file_settings
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,18 @@ def aws_files(tmp_path: Path) -> dict[str, str]:
 def test_the_default_profile(aws_files: dict[str, str]) -> None:
     expected = {"access_key_id": "AK", "secret_access_key": "SK%with$signs", "region": "eu-west-1"}
     assert shared_file_settings({}, aws_files) == expected
+
+
+def test_a_profile_that_needs_boto3_says_so(aws_files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert profile_provider({}, aws_files) is None
+    Path(aws_files["AWS_CONFIG_FILE"]).write_text("[profile team]\nsso_session = us\n[default]\nrole_arn = arn:x\n")
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ConfigError, match=r"'team' gets its keys by sso_session, .* pip install 'flatout\[aws\]'"):
+        profile_provider({}, {**aws_files, "AWS_PROFILE": "team"})
+    with pytest.raises(ConfigError, match="by role_arn"):  # whatever keys it has are for asking
+        profile_provider({}, aws_files)
+    assert profile_provider({"access_key_id": "mine"}, aws_files) is None
+    assert profile_provider({}, {**aws_files, "AWS_WEB_IDENTITY_TOKEN_FILE": "f"}) is None
 
 
 def test_a_named_profile(aws_files: dict[str, str]) -> None:

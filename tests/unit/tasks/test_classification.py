@@ -3,8 +3,8 @@
 import pytest
 
 from flatout.config.schema import Config
-from flatout.data.views import resolve_view
-from flatout.tasks.classification import Classification
+from flatout.data.pixels.views import resolve_view
+from flatout.tasks.classification.task import Classification
 
 
 @pytest.mark.parametrize(("classes", "names"), [(4, {"top1", "val_loss"}), (6, {"top1", "top5", "val_loss"})])

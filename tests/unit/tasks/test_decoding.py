@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.data.vocabulary import BEGIN, END, PAD
-from flatout.tasks import decoding
-from flatout.tasks.decoding import Search, translate
-from flatout.tasks.models.transformer import Size, Transformer
+from flatout.data.text.vocabulary import BEGIN, END, PAD
+from flatout.tasks.translation import decoding
+from flatout.tasks.translation.decoding import Search, translate
+from flatout.tasks.translation.transformer import Size, Transformer
 from hostreads import counted
 
 pytestmark = pytest.mark.usefixtures("_one_thread")

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flatout.errors import ConfigError
-from flatout.tasks.models.emulated import EmulatedModel, Wait
-from flatout.tasks.models.resnet import resnet
+from flatout.tasks.classification.emulated_model import EmulatedModel, Wait
+from flatout.tasks.classification.resnet import resnet
 
 
 class FakeTime:

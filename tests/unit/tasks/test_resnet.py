@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from flatout.errors import ConfigError
-from flatout.tasks.models.registry import build_model
-from flatout.tasks.models.resnet import BasicBlock, Bottleneck, ResNet, resnet
+from flatout.tasks.classification.models import build_model
+from flatout.tasks.classification.resnet import BasicBlock, Bottleneck, ResNet, resnet
 
 
 def torchvision_names(depths: tuple[int, ...], convolutions: int, shortcut_in_layer1: bool) -> set[str]:
@@ -170,7 +170,7 @@ def test_validation_does_not_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("recomputation prepared without a backward to come")
 
-    monkeypatch.setattr("flatout.tasks.models.resnet.checkpoint", refuse)
+    monkeypatch.setattr("flatout.tasks.classification.resnet.checkpoint", refuse)
     model = resnet("resnet18", 5, stem="small", width=0.125)
     model.checkpointing = True
     with torch.no_grad():

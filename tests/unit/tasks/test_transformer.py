@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
-from flatout.tasks.models.transformer import Size, Transformer, build_transformer
+from flatout.tasks.translation.transformer import Size, Transformer, build_transformer
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 TINY = Size(width=16, layers=2, heads=2, hidden=24)

@@ -6,10 +6,10 @@ import torch
 
 from flatout.config.loading import load_config
 from flatout.config.schema import Config, VocabularyConfig
-from flatout.data.vocabulary import BEGIN, END, PAD, Vocabulary, learn_vocabulary
+from flatout.data.text.vocabulary import BEGIN, END, PAD, Vocabulary, learn_vocabulary
 from flatout.errors import ConfigError
-from flatout.tasks.bleu import bleu, bleu_signature, bleu_sums
-from flatout.tasks.translation import TextInputs, Translation, predicted_tokens
+from flatout.tasks.translation.bleu import bleu, bleu_signature, bleu_sums
+from flatout.tasks.translation.task import TextInputs, Translation, predicted_tokens
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 HYPOTHESES = ["the cat is on the mat", "there is a dog", "he reads books all day long", "no match whatsoever"]

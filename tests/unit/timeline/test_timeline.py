@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.timeline import PARTS, Recorder
-from flatout.timeline.merge import read_attempts
+from flatout.timeline.reading import read_attempts
 
 some = settings(max_examples=30, deadline=None)  # a loaded machine is no failure
 

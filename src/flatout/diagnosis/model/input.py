@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class SampleCosts:
-    """What one sample costs whoever prepares it."""
+class PreparationCosts:
+    """What preparing one sample takes."""
 
     decode_seconds: float
     """Decoding and augmenting, on one core."""
@@ -32,17 +32,17 @@ class Loading:
     storage_requests_per_second: float = math.inf
 
 
-def fetch_seconds(batch: float, costs: SampleCosts, in_flight: float) -> float:
+def fetch_seconds(batch: float, costs: PreparationCosts, in_flight: float) -> float:
     """One worker's wait for the samples of a batch."""
     return batch * (costs.latency_seconds / max(1.0, in_flight) + costs.bytes / costs.stream_bytes_per_second)
 
 
-def batch_seconds(batch: float, costs: SampleCosts, in_flight: float = 1.0) -> float:
+def batch_seconds(batch: float, costs: PreparationCosts, in_flight: float = 1.0) -> float:
     """L: one worker's time for one batch, fetch and decode one after the other."""
     return fetch_seconds(batch, costs, in_flight) + batch * costs.decode_seconds
 
 
-def batches_per_second(batch: float, costs: SampleCosts, loading: Loading) -> float:
+def batches_per_second(batch: float, costs: PreparationCosts, loading: Loading) -> float:
     """The slowest of workers, cores and store. Workers beyond the cores still help to wait, not to decode."""
     decode = batch * costs.decode_seconds
     fetch = fetch_seconds(batch, costs, loading.in_flight)

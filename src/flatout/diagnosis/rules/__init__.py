@@ -1,8 +1,11 @@
 """One file for every cause that can be diagnosed; each holds a pure function Signals -> Finding or None."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
+from typing import Protocol, cast
 
-from flatout.diagnosis.finding import Finding
+from flatout import plugins
+from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.rules import (
     augment_bound,
     bursty_loading,
@@ -51,8 +54,16 @@ from flatout.diagnosis.rules import (
     wrong_interface,
 )
 from flatout.diagnosis.signals import Signals
+from flatout.errors import ConfigError
 
-RULES: tuple[Callable[[Signals], Finding | None], ...] = (
+
+class Rule(Protocol):
+    """What is seen in one run -> a diagnosed cause, or None. Pure: it reads nothing but the signals."""
+
+    def __call__(self, signals: Signals) -> Finding | None: ...
+
+
+RULES: tuple[Rule, ...] = (
     augment_bound.find,
     bursty_loading.find,
     busy_host.find,
@@ -99,3 +110,22 @@ RULES: tuple[Callable[[Signals], Finding | None], ...] = (
     validation_time.find,
     wrong_interface.find,
 )
+
+
+def all_rules() -> Iterator[Rule]:
+    """Our own, then those that installed packages offer as entry points of flatout.rules."""
+    yield from RULES
+    for name in plugins.installed("rules"):
+        yield partial(_guarded, name)
+
+
+def _guarded(name: str, signals: Signals) -> Finding | None:
+    """A rule of somebody else's that fails is itself a finding: it takes neither the others nor the run with it."""
+    try:
+        rule = cast(Rule, plugins.load("rules", name, "flatout.rules"))
+        with plugins.blamed(f"rule {name!r}"):
+            return rule(signals)
+    except ConfigError as error:
+        package = plugins.installed("rules")[name].module.partition(".")[0]
+        fix = Fix(f"repair or uninstall {package}, which offers the rule")
+        return Finding(f"rule-{name}", None, f"The rule {name!r} of {package} failed", (str(error),), fix)

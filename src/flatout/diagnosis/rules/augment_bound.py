@@ -14,10 +14,19 @@ def augment_dominates(signals: Signals) -> bool:
 def holds_the_lock(signals: Signals) -> bool:
     """Threads that augment in Python all the time leave the loop little of the interpreter: its steps take longer."""
     load = signals.load
-    if load is None or signals.worker_kind != "thread" or not signals.hands or signals.starved:
+    if (
+        load is None
+        or signals.input.worker_kind != "thread"
+        or not signals.input.active_workers
+        or signals.step.starved
+    ):
         return False
-    slowed = signals.python_augment or signals.late_seconds > 0
-    return slowed and augment_dominates(signals) and load.augment_seconds >= 0.7 * signals.step_seconds * signals.hands
+    slowed = signals.input.python_augment or signals.late_seconds > 0
+    return (
+        slowed
+        and augment_dominates(signals)
+        and load.augment_seconds >= 0.7 * signals.step.seconds * signals.input.active_workers
+    )
 
 
 def find(signals: Signals) -> Finding | None:
@@ -28,14 +37,14 @@ def find(signals: Signals) -> Finding | None:
             "augment-bound",
             "data-augment",
             f"Augmentation is the limit: it takes {format_seconds(load.augment_seconds)} a batch in threads that share "
-            f"Python's lock with the training loop, whose step takes {format_seconds(signals.step_seconds)}",
+            f"Python's lock with the training loop, whose step takes {format_seconds(signals.step.seconds)}",
             (f"augmenting is {percent(load.augment_seconds / load.seconds)} of the work for a batch",),
             Fix("do it in processes, or with operations that release the lock", {"data.worker_kind": "process"}),
-            faster_steps(signals, signals.work_seconds / signals.cores, error=0.3),
+            faster_steps(signals, signals.work_seconds / signals.host.cores, error=0.3),
         )
-    if not signals.starved or load is None or signals.fetch_bound:
+    if not signals.step.starved or load is None or signals.fetch_bound:
         return None
-    busy = signals.cores_saturated or signals.hands >= signals.cores
+    busy = signals.cores_saturated or signals.input.active_workers >= signals.host.cores
     if not augment_dominates(signals) and not (busy and load.augment_seconds > load.decode_seconds):
         return None
     rest = 1 - load.augment_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0
@@ -43,22 +52,22 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "augment-bound",
         "data-augment",
-        f"Augmentation is the limit: {percent(signals.wait_share)} of each step waits for data, and augmenting is "
+        f"Augmentation is the limit: {percent(signals.step.wait_share)} of each step waits for data, and augmenting is "
         f"{percent(load.augment_seconds / load.seconds)} of the work for it",
         (
             f"augmenting takes {format_seconds(load.augment_seconds / signals.batch)} an image, decoding "
             f"{format_seconds(load.decode_seconds / signals.batch)}",
-            f"{signals.workers} worker(s), {signals.cores} usable cores",
+            f"{signals.input.workers} worker(s), {signals.host.cores} usable cores",
         ),
         _fix(signals),
-        faster_steps(signals, signals.step_with(max(1, signals.workers), work_factor=rest), error=0.3),
+        faster_steps(signals, signals.step_with(max(1, signals.input.workers), work_factor=rest), error=0.3),
     )
 
 
 def _fix(signals: Signals) -> Fix:
-    if signals.python_augment and signals.worker_kind == "thread" and signals.cores > 1:
+    if signals.input.python_augment and signals.input.worker_kind == "thread" and signals.host.cores > 1:
         return Fix(
             "colour operations run in Python: drop colour_jitter and trivial_augment from the view, or use processes",
-            {"data.worker_kind": "process", "data.workers": max(signals.workers, signals.cores)},
+            {"data.worker_kind": "process", "data.workers": max(signals.input.workers, signals.host.cores)},
         )
     return Fix("use a view with a smaller side or fewer operations (views: in the recipe)")

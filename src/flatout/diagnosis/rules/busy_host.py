@@ -15,7 +15,7 @@ def _slower_than_calibrated(signals: Signals) -> Finding | None:
     late = signals.late_seconds
     if late == 0 or holds_the_lock(signals):
         return None
-    computed = (signals.part("forward") + signals.part("backward")) / signals.steps_done
+    computed = (signals.time.computing_seconds) / signals.step.done
     expected = computed - late
     return saving(
         signals,
@@ -25,23 +25,23 @@ def _slower_than_calibrated(signals: Signals) -> Finding | None:
         f"{format_seconds(expected)}",
         (f"{percent(late / expected)} more than the emulated device is set to",),
         Fix("end what else runs here, or use fewer workers, so that the training thread is not kept waiting"),
-        faster_steps(signals, signals.step_seconds - late),
+        faster_steps(signals, signals.step.seconds - late),
     )
 
 
 def _others_compute(signals: Signals) -> Finding | None:
-    cpu, own = signals.system.cpu_share, signals.system.process_cores
-    if not cpu or not own or signals.device_kind != "cpu" or signals.starved:
+    cpu, own = signals.host.cpu_share, signals.host.process_cores
+    if not cpu or not own or signals.device.kind != "cpu" or signals.step.starved:
         return None
-    busy, ours, others = sum(cpu) / len(cpu) * signals.cores, sum(own) / len(own), signals.other_cores
-    if busy < 0.9 * signals.cores or others < 0.35 * signals.cores:
+    busy, ours, others = sum(cpu) / len(cpu) * signals.host.cores, sum(own) / len(own), signals.host.other_cores
+    if busy < 0.9 * signals.host.cores or others < 0.35 * signals.host.cores:
         return None
     return saving(
         signals,
         "busy-host",
         "host",
-        f"Other processes use {others:.1f} of {signals.cores} cores",
-        (f"the machine is {percent(busy / signals.cores)} busy, this run uses {ours:.1f} cores",),
+        f"Other processes use {others:.1f} of {signals.host.cores} cores",
+        (f"the machine is {percent(busy / signals.host.cores)} busy, this run uses {ours:.1f} cores",),
         Fix("end what else runs here"),
-        faster_steps(signals, signals.step_seconds * (1 - others / signals.cores), error=0.3),
+        faster_steps(signals, signals.step.seconds * (1 - others / signals.host.cores), error=0.3),
     )

@@ -9,8 +9,8 @@ _LEAST_MADE = 40
 
 
 def find(signals: Signals) -> Finding | None:
-    shared = signals.shared
-    if shared is None or not signals.starved or shared.made < _LEAST_MADE:
+    shared = signals.input.shared
+    if shared is None or not signals.step.starved or shared.made < _LEAST_MADE:
         return None
     cold = shared.cold_starts / shared.made
     if cold <= _COLD_SHARE:
@@ -20,7 +20,7 @@ def find(signals: Signals) -> Finding | None:
         "cold-producers",
         "data-fetch",
         f"Producers of shared batches start cold: {shared.cold_starts} of {shared.made} batches waited for a start",
-        (f"{percent(cold)} cold starts; {percent(signals.wait_share)} of each step waits for data",),
+        (f"{percent(cold)} cold starts; {percent(signals.step.wait_share)} of each step waits for data",),
         Fix("keep functions warm (provisioned concurrency), or make batches by fewer of them: flatout serve --threads"),
-        faster_steps(signals, signals.step_seconds - min(1.0, 2 * cold) * signals.wait_seconds, error=0.5),
+        faster_steps(signals, signals.step.seconds - min(1.0, 2 * cold) * signals.step.wait_seconds, error=0.5),
     )

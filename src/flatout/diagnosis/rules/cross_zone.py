@@ -6,7 +6,7 @@ from flatout.units import format_bytes, format_usd
 
 
 def find(signals: Signals) -> Finding | None:
-    moved, price = signals.cross_zone_bytes, signals.usd_per_gb_cross_zone
+    moved, price = signals.cost.cross_zone_bytes, signals.cost.usd_per_gb_cross_zone
     if not moved or price is None:
         return None
     usd = moved / 1e9 * price

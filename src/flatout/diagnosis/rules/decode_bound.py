@@ -1,4 +1,4 @@
-"""Every core decodes and the device still waits: less decoding, since there are no more hands."""
+"""Every core decodes and the device still waits: more workers would not help, less decoding would."""
 
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
 from flatout.diagnosis.rules.augment_bound import augment_dominates
@@ -8,9 +8,9 @@ from flatout.units import format_seconds
 
 def find(signals: Signals) -> Finding | None:
     load = signals.load
-    if signals.workers == 0 or not signals.starved or load is None or signals.fetch_bound:
+    if signals.input.workers == 0 or not signals.step.starved or load is None or signals.fetch_bound:
         return None
-    hands_free = not signals.cores_saturated and signals.hands < signals.cores
+    hands_free = not signals.cores_saturated and signals.input.active_workers < signals.host.cores
     if hands_free or augment_dominates(signals) or load.augment_seconds > load.decode_seconds:
         return None
     rest = 1 - load.decode_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0
@@ -18,22 +18,22 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "decode-bound",
         "data-decode",
-        f"Decoding is the limit: {percent(signals.wait_share)} of each step waits for data while "
-        f"{min(signals.cores_busy, signals.cores):.1f} of {signals.cores} cores are busy",
+        f"Decoding is the limit: {percent(signals.step.wait_share)} of each step waits for data while "
+        f"{min(signals.cores_busy, signals.host.cores):.1f} of {signals.host.cores} cores are busy",
         (
             f"decoding takes {format_seconds(load.decode_seconds / signals.batch)} an image, "
             f"{percent(load.decode_seconds / load.seconds)} of the work for a batch",
-            f"{signals.workers} worker(s) on {signals.cores} usable cores",
+            f"{signals.input.workers} worker(s) on {signals.host.cores} usable cores",
             *declined_cache(signals),
         ),
         _fix(signals),
-        faster_steps(signals, signals.step_with(signals.workers, work_factor=rest), error=0.3),
+        faster_steps(signals, signals.step_with(signals.input.workers, work_factor=rest), error=0.3),
     )
 
 
 def declined_cache(signals: Signals) -> tuple[str, ...]:
     """Why the loader keeps no decoded samples, where it decided so by itself."""
-    choice = signals.cache_choice
+    choice = signals.input.cache_choice
     return (f"the loader keeps no decoded samples: {choice.reason}",) if choice is not None and choice.declined else ()
 
 

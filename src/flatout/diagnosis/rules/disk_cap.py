@@ -6,21 +6,21 @@ from flatout.units import format_bytes
 
 
 def find(signals: Signals) -> Finding | None:
-    busy = signals.system.disk_busy_share
-    if not busy or signals.remote or not signals.starved:
+    busy = signals.host.disk_busy_share
+    if not busy or signals.input.remote or not signals.step.starved:
         return None
     mean = sum(busy) / len(busy)
     if mean < 0.95:
         return None
-    read = signals.system.disk_read_bytes_per_second
+    read = signals.host.disk_read_bytes_per_second
     rate = max(read) if read else None
     return saving(
         signals,
         "disk-cap",
         "data-fetch",
-        f"The disk is the limit: busy {percent(mean)} of the time while {percent(signals.wait_share)} of each step "
-        "waits for data",
+        f"The disk is the limit: busy {percent(mean)} of the time while {percent(signals.step.wait_share)} of each "
+        "step waits for data",
         (f"it gave at most {format_bytes(rate)}/s",),
         Fix("a faster volume, or less to read: flatout data pack with resized images"),
-        faster_steps(signals, signals.step_with(max(1, signals.workers), fetch_factor=0.5), error=0.3),
+        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.5), error=0.3),
     )

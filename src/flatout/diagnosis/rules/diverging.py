@@ -19,7 +19,7 @@ def find(signals: Signals) -> Finding | None:
         return None
     tenth = max(1, len(losses) // 10)
     before, after = sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth
-    limit = 2 * max(before, math.log(signals.classes) if signals.classes else 0.0)
+    limit = 2 * max(before, math.log(signals.learning.classes) if signals.learning.classes else 0.0)
     if after <= limit:
         return None
     return _diverged(f"The loss grew from {before:.2f} to {after:.2f}", losses[-3:])

@@ -9,21 +9,21 @@ from flatout.units import format_seconds
 
 def find(signals: Signals) -> Finding | None:
     ranks = signals.ranks
-    if ranks is None or ranks.communication_seconds is None or signals.step_seconds <= 0:
+    if ranks is None or ranks.communication_seconds is None or signals.step.seconds <= 0:
         return None
     exposed = ranks.communication_seconds
-    if exposed <= 0.1 * signals.step_seconds or capped_at(signals) is not None or straggler_seconds(signals) > 0:
+    if exposed <= 0.1 * signals.step.seconds or capped_at(signals) is not None or straggler_seconds(signals) > 0:
         return None
     return saving(
         signals,
         "exposed-communication",
         "network",
-        f"{percent(exposed / signals.step_seconds)} of each step waits for gradients to be exchanged between "
+        f"{percent(exposed / signals.step.seconds)} of each step waits for gradients to be exchanged between "
         f"{ranks.world_size} ranks",
         (f"{format_seconds(exposed)} a step are not hidden behind the backward pass",),
         Fix(
             "send gradients in 16 bits, exchange them every few steps (local steps), or use a faster link",
             {"parallel.compress": "bf16"},
         ),
-        faster_steps(signals, signals.step_seconds - exposed / 2, error=0.1),
+        faster_steps(signals, signals.step.seconds - exposed / 2, error=0.1),
     )

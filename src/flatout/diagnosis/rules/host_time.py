@@ -7,17 +7,17 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.part("other")
-    stepping = signals.wall_seconds - signals.part("startup")
-    if not signals.steps_done or stepping <= 0 or seconds / stepping <= 0.05 or seconds / signals.steps_done < 0.004:
+    seconds = signals.time.part("other")
+    stepping = signals.time.after_start_seconds
+    if not signals.step.done or stepping <= 0 or seconds / stepping <= 0.05 or seconds / signals.step.done < 0.004:
         return None
-    changes = {} if signals.device_kind != "cuda" or signals.log_every >= 10 else {"train.log_every": 10}
+    changes = {} if signals.device.kind != "cuda" or signals.recipe.log_every >= 10 else {"train.log_every": 10}
     return saving(
         signals,
         "host-time",
         "host",
         f"The device is idle {percent(seconds / stepping)} of the time while the training thread keeps records",
-        (f"{format_seconds(seconds / signals.steps_done)} a step go to logging, records and trackers",),
+        (f"{format_seconds(seconds / signals.step.done)} a step go to logging, records and trackers",),
         Fix(
             "log every tenth step or more rarely, in the background, and keep the run directory on a local disk",
             changes,

@@ -6,14 +6,14 @@ from flatout.diagnosis.signals import Signals
 
 
 def find(signals: Signals) -> Finding | None:
-    clock, celsius = signals.system.device_clock_share, signals.system.device_celsius
+    clock, celsius = signals.device.clock_share, signals.device.celsius
     if not clock or not celsius or max(celsius) < 80:
         return None
     hot = [share for share, degrees in zip(clock, celsius, strict=False) if degrees >= 80]
     share = sum(hot) / len(hot)
     if share >= 0.9:
         return None
-    computing = signals.part("forward") + signals.part("backward")
+    computing = signals.time.computing_seconds
     saved = computing * (1 - share)
     return saving(
         signals,

@@ -8,20 +8,20 @@ _DECODED_FACTOR = 8  # decoded pixels over JPEG bytes, roughly
 
 
 def find(signals: Signals) -> Finding | None:
-    load, memory, data = signals.load, signals.memory_total_bytes, signals.dataset_bytes
+    load, memory, data = signals.load, signals.host.memory_total_bytes, signals.input.dataset_bytes
     if not signals.cache_is_worth_a_try or load is None or memory is None or not data:
         return None
-    if not signals.starved or signals.work_seconds <= 0 or data * _DECODED_FACTOR > 0.7 * memory:
+    if not signals.step.starved or signals.work_seconds <= 0 or data * _DECODED_FACTOR > 0.7 * memory:
         return None
     rest = 1 - load.decode_seconds / signals.work_seconds
-    repeats = (signals.epochs_planned - 1) / signals.epochs_planned
-    new_step = signals.step_with(max(1, signals.workers), fetch_factor=0.1, work_factor=rest)
-    decoding = signals.cores_saturated and signals.workers > 0 and not signals.fetch_bound
+    repeats = (signals.recipe.epochs - 1) / signals.recipe.epochs
+    new_step = signals.step_with(max(1, signals.input.workers), fetch_factor=0.1, work_factor=rest)
+    decoding = signals.cores_saturated and signals.input.workers > 0 and not signals.fetch_bound
     return saving(
         signals,
         "memory-cache",
         "data-decode" if decoding else None,
-        f"The data is decoded again in each of {signals.epochs_planned} epochs though it fits memory",
+        f"The data is decoded again in each of {signals.recipe.epochs} epochs though it fits memory",
         (
             f"{format_bytes(data)} on disk, about {format_bytes(data * _DECODED_FACTOR)} decoded, "
             f"{format_bytes(memory)} of memory",

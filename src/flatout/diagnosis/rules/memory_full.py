@@ -7,9 +7,9 @@ from flatout.units import format_bytes
 
 
 def find(signals: Signals) -> Finding | None:
-    peak, total = signals.device_memory_peak_bytes, signals.device_memory_total_bytes
-    ranks = signals.ranks.world_size if signals.ranks is not None else 1
-    if peak is None or not total or peak < room_bytes(total, ranks) or signals.checkpointing:
+    peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
+    ranks = signals.world_size
+    if peak is None or not total or peak < room_bytes(total, ranks) or signals.recipe.checkpointing:
         return None
     return Finding(
         "memory-full",

@@ -10,7 +10,7 @@ _LEAST_BYTES, _LEAST_SAMPLES, _SOON_SECONDS = 100e6, 5, 24 * 3600.0
 
 
 def find(signals: Signals) -> Finding | None:
-    resident, seconds = signals.system.resident_bytes, signals.system.seconds
+    resident, seconds = signals.host.resident_bytes, signals.host.seconds
     half = len(resident) // 2
     late = list(zip(seconds[half:], resident[half:], strict=False))
     if len(late) < _LEAST_SAMPLES:
@@ -19,7 +19,7 @@ def find(signals: Signals) -> Finding | None:
     rising = sum(after[1] > before[1] for before, after in pairwise(late))
     if grown < _LEAST_BYTES or passed <= 0 or rising < 0.8 * (len(late) - 1):
         return None
-    free = signals.system.available_bytes[-1] if signals.system.available_bytes else signals.memory_total_bytes
+    free = signals.host.available_bytes[-1] if signals.host.available_bytes else signals.host.memory_total_bytes
     lasts = None if free is None else free / (grown / passed)
     return Finding(
         "memory-growth",

@@ -7,24 +7,24 @@ from flatout.units import format_bytes
 
 
 def find(signals: Signals) -> Finding | None:
-    peak, total = signals.device_memory_peak_bytes, signals.device_memory_total_bytes
-    if peak is None or not total or peak >= 0.6 * total or signals.checkpointing:
+    peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
+    if peak is None or not total or peak >= 0.6 * total or signals.recipe.checkpointing:
         return None
-    ranks = signals.ranks.world_size if signals.ranks is not None else 1
-    larger = int(signals.batch_size * room_bytes(total, ranks) / peak) // 8 * 8
-    if larger <= signals.batch_size:
+    ranks = signals.world_size
+    larger = int(signals.recipe.batch_size * room_bytes(total, ranks) / peak) // 8 * 8
+    if larger <= signals.recipe.batch_size:
         return None
     return Finding(
         "memory-headroom",
         None,
         f"{percent(1 - peak / total)} of the device's memory was never used: a batch of about {larger} fits",
         (
-            f"tensors took {format_bytes(peak)} of {format_bytes(total)} at a batch of {signals.batch_size}",
+            f"tensors took {format_bytes(peak)} of {format_bytes(total)} at a batch of {signals.recipe.batch_size}",
             f"they may take {format_bytes(room_bytes(total, ranks))}: the rest is for the CUDA context"
             f"{', NCCL' if ranks > 1 else ''} and what fragmentation makes unusable",
         ),
         Fix(
             "a larger batch, with the learning rate scaled; flatout tune measures what it buys",
-            signals.batch_change(larger),
+            signals.recipe.batch_change(larger),
         ),
     )

@@ -6,10 +6,10 @@ from flatout.diagnosis.signals import Signals
 
 
 def find(signals: Signals) -> Finding | None:
-    peak, total = signals.device_memory_peak_bytes, signals.device_memory_total_bytes
-    if not signals.checkpointing or peak is None or not total or peak >= 0.5 * total:
+    peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
+    if not signals.recipe.checkpointing or peak is None or not total or peak >= 0.5 * total:
         return None
-    forward = signals.part("forward")
+    forward = signals.time.part("forward")
     return saving(
         signals,
         "needless-checkpointing",

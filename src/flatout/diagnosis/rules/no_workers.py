@@ -7,20 +7,20 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    if signals.workers > 0 or signals.wait_share <= 0.05:
+    if signals.input.workers > 0 or signals.step.wait_share <= 0.05:
         return None
-    load_seconds = signals.load.seconds if signals.load else signals.wait_seconds
-    workers = min(workers_needed(load_seconds, signals.own_seconds), max(1, signals.cores - 1))
+    load_seconds = signals.load.seconds if signals.load else signals.step.wait_seconds
+    workers = min(workers_needed(load_seconds, signals.step.own_seconds), max(1, signals.host.cores - 1))
     return saving(
         signals,
         "no-workers",
         "data-workers",
-        f"Batches are prepared in the training thread (data.workers = 0): {percent(signals.wait_share)} of each step "
-        "waits for data",
+        f"Batches are prepared in the training thread (data.workers = 0): {percent(signals.step.wait_share)} of each "
+        "step waits for data",
         (
             f"a batch takes {format_seconds(load_seconds)} to prepare, the rest of the step "
-            f"{format_seconds(signals.own_seconds)}",
-            f"{signals.cores} usable cores",
+            f"{format_seconds(signals.step.own_seconds)}",
+            f"{signals.host.cores} usable cores",
         ),
         Fix(f"prepare batches beside the step with {workers} worker(s)", {"data.workers": workers}),
         faster_steps(signals, signals.step_with(workers)),

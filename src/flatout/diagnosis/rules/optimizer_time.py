@@ -8,16 +8,16 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.part("optimizer") - min(signals.warm_up_seconds, signals.part("optimizer"))
-    computing = signals.part("forward") + signals.part("backward") + seconds
-    if signals.steps_done < 10 or computing <= 0 or seconds <= 0.3 * computing or find_small_batch(signals) is not None:
+    seconds = signals.time.part("optimizer") - min(signals.step.warm_up_seconds, signals.time.part("optimizer"))
+    computing = signals.time.computing_seconds + seconds
+    if signals.step.done < 10 or computing <= 0 or seconds <= 0.3 * computing or find_small_batch(signals) is not None:
         return None
     return saving(
         signals,
         "optimizer-time",
         "compute",
         f"The optimizer takes {percent(seconds / computing)} of the computing",
-        (f"{format_seconds(seconds / signals.steps_done)} a step; it does not depend on the batch",),
+        (f"{format_seconds(seconds / signals.step.done)} a step; it does not depend on the batch",),
         Fix("a larger batch makes fewer of these steps; a fused optimizer or fewer averages make them shorter"),
         Interval(seconds * 0.5, seconds * 0.2, seconds * 0.8),
     )

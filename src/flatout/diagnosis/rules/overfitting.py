@@ -5,7 +5,7 @@ from flatout.diagnosis.signals import Signals
 
 
 def find(signals: Signals) -> Finding | None:
-    rated = [epoch for epoch in signals.epochs if epoch.val_loss is not None and epoch.train_loss is not None]
+    rated = [epoch for epoch in signals.learning.epochs if epoch.val_loss is not None and epoch.train_loss is not None]
     if len(rated) < 4:
         return None
     best = min(rated, key=lambda epoch: epoch.val_loss or 0.0)

@@ -19,7 +19,7 @@ def capped_at(signals: Signals) -> float | None:
     ranks = signals.ranks
     if ranks is None or ranks.communication_seconds is None or straggler_seconds(signals) > 0:
         return None
-    if ranks.communication_seconds <= 0.1 * signals.step_seconds:
+    if ranks.communication_seconds <= 0.1 * signals.step.seconds:
         return None
     if ranks.cap_bits_per_second is not None:  # measured before the first step
         return ranks.cap_bits_per_second
@@ -37,10 +37,10 @@ def find(signals: Signals) -> Finding | None:
         "port-speed",
         "network",
         f"The network is the limit: it carries {format_bits_per_second(seen)}, a "
-        f"{format_bits_per_second(cap)} port, and {percent(ranks.communication_seconds / signals.step_seconds)} of a "
+        f"{format_bits_per_second(cap)} port, and {percent(ranks.communication_seconds / signals.step.seconds)} of a "
         "step waits for gradients",
         (
-            f"{format_seconds(ranks.communication_seconds)} of {format_seconds(signals.step_seconds)} a step wait for "
+            f"{format_seconds(ranks.communication_seconds)} of {format_seconds(signals.step.seconds)} a step wait for "
             f"communication; {format_bytes(cap / 8)}/s is all this port can move",
         ),
         Fix(f"raise the port to {format_bits_per_second(faster)} (switch, instance type or provider's setting)"),
@@ -52,7 +52,7 @@ def _step_at(signals: Signals, bits_per_second: float) -> float:
     ranks = signals.ranks
     assert ranks is not None
     assert ranks.communication_seconds is not None
-    device = signals.own_seconds - ranks.communication_seconds
+    device = signals.step.own_seconds - ranks.communication_seconds
     buckets = [Bucket(size, ready) for size, ready in ranks.buckets]
     if not buckets and ranks.gradient_bytes is None:
         return device + ranks.communication_seconds * (capped_at(signals) or bits_per_second) / bits_per_second

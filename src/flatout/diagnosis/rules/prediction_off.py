@@ -26,16 +26,16 @@ def _off(signals: Signals) -> Finding | None:
 
 def _workers_idle_but_starved(signals: Signals) -> Finding | None:
     """The step waits for data although, by what it takes to prepare, workers should be far ahead."""
-    if signals.workers == 0 or signals.load is None or signals.wait_share <= 0.25:
+    if signals.input.workers == 0 or signals.load is None or signals.step.wait_share <= 0.25:
         return None
-    possible = max(signals.loading_seconds(signals.hands), signals.own_seconds)
-    if possible > 0.5 * signals.step_seconds:
+    possible = max(signals.loading_seconds(signals.input.active_workers), signals.step.own_seconds)
+    if possible > 0.5 * signals.step.seconds:
         return None
     return Finding(
         "loading-unexplained",
         "unexplained",
-        f"No verdict: {percent(signals.wait_share)} of each step waits for data, but what is known of the work for a "
-        f"batch explains only {format_seconds(possible)} of {format_seconds(signals.step_seconds)}",
+        f"No verdict: {percent(signals.step.wait_share)} of each step waits for data, but what is known of the work "
+        f"for a batch explains only {format_seconds(possible)} of {format_seconds(signals.step.seconds)}",
         ("time passes between the workers and the training thread, or in a part of loading that is not measured",),
         Fix("look at the lanes of the workers in trace.json; calibrate: flatout probe"),
         urgent=True,

@@ -6,7 +6,7 @@ from flatout.diagnosis.signals import Signals
 
 
 def find(signals: Signals) -> Finding | None:
-    store = signals.store
+    store = signals.input.store
     if store is None or not store.requests or (store.retries or 0) / store.requests <= 0.05:
         return None
     if throttled_share(signals) > 0.01:
@@ -17,9 +17,9 @@ def find(signals: Signals) -> Finding | None:
         "retries",
         "data-fetch",
         f"The store is unreliable: {store.retries} of {store.requests} requests had to be sent again",
-        (f"{percent(share)} retried; {percent(signals.wait_share)} of each step waits for data",),
+        (f"{percent(share)} retried; {percent(signals.step.wait_share)} of each step waits for data",),
         Fix(
             "look at the path to the store (proxy, VPN, region); stage the data to read it once", {"data.stage": "auto"}
         ),
-        faster_steps(signals, signals.step_with(max(1, signals.workers), fetch_factor=1 - share), error=0.3),
+        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=1 - share), error=0.3),
     )

@@ -7,7 +7,7 @@ _LOST_SHARE = 0.05
 
 
 def find(signals: Signals) -> Finding | None:
-    shared = signals.shared
+    shared = signals.input.shared
     if shared is None or not shared.made or shared.evicted_needed / shared.made <= _LOST_SHARE:
         return None
     lost = shared.evicted_needed / shared.made
@@ -20,8 +20,8 @@ def find(signals: Signals) -> Finding | None:
         (
             f"{shared.evicted_needed} of {shared.made} batches were still needed; this job made {shared.local} of its "
             f"{shared.batches} itself",
-            f"{percent(signals.wait_share)} of each step waits for data",
+            f"{percent(signals.step.wait_share)} of each step waits for data",
         ),
         Fix("give it more memory (data.shared_bytes, flatout serve --capacity), or let jobs of the same speed share"),
-        faster_steps(signals, signals.step_seconds - min(lost, 1.0) * signals.wait_seconds, error=0.3),
+        faster_steps(signals, signals.step.seconds - min(lost, 1.0) * signals.step.wait_seconds, error=0.3),
     )

@@ -6,10 +6,10 @@ from flatout.units import format_usd
 
 
 def find(signals: Signals) -> Finding | None:
-    price, spot = signals.usd_per_hour, signals.spot_usd_per_hour
-    if signals.spot or not price or spot is None or spot >= 0.7 * price:
+    price, spot = signals.cost.usd_per_hour, signals.cost.spot_usd_per_hour
+    if signals.cost.spot or not price or spot is None or spot >= 0.7 * price:
         return None
-    hours = signals.wall_seconds / 3600
+    hours = signals.time.wall_seconds / 3600
     return Finding(
         "spot-price",
         None,

@@ -7,22 +7,22 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    if not signals.remote or signals.staged or signals.epochs_planned < 2 or not signals.starved:
+    if not signals.input.remote or signals.input.staged or signals.recipe.epochs < 2 or not signals.step.starved:
         return None
-    if not signals.fetch_bound or not signals.epochs:
+    if not signals.fetch_bound or not signals.learning.epochs:
         return None
-    steps = max(1, round(signals.steps_done / max(1, len(signals.epochs))))
-    local_step = signals.step_with(max(1, signals.workers), fetch_factor=0.05)
-    remote, local = steps * signals.step_seconds, steps * local_step
+    steps = max(1, round(signals.step.done / max(1, len(signals.learning.epochs))))
+    local_step = signals.step_with(max(1, signals.input.workers), fetch_factor=0.05)
+    remote, local = steps * signals.step.seconds, steps * local_step
     epochs = break_even_epochs(remote, remote, local, remote)  # copying while training takes one remote epoch
-    if epochs is None or epochs > signals.epochs_planned:
+    if epochs is None or epochs > signals.recipe.epochs:
         return None
-    saved = faster_steps(signals, local_step, error=0.3) * ((signals.epochs_planned - 1) / signals.epochs_planned)
+    saved = faster_steps(signals, local_step, error=0.3) * ((signals.recipe.epochs - 1) / signals.recipe.epochs)
     return saving(
         signals,
         "staging-pays",
         "data-fetch",
-        f"The same remote data is read in each of {signals.epochs_planned} epochs; a local copy pays from epoch "
+        f"The same remote data is read in each of {signals.recipe.epochs} epochs; a local copy pays from epoch "
         f"{epochs} on",
         (f"an epoch takes {format_seconds(remote)} from the store, {format_seconds(local)} from local disk",),
         Fix("stage to local disk while the first epoch trains", {"data.stage": "auto"}),

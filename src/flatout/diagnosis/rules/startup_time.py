@@ -12,12 +12,12 @@ _ORDINARY_IMPORT_SECONDS = 12.0  # torch on a slow, busy machine
 
 def find(signals: Signals) -> Finding | None:
     seconds = signals.startup_seconds
-    saved = seconds - _ORDINARY_SECONDS - min(signals.import_seconds or 0.0, _ORDINARY_IMPORT_SECONDS)
-    if signals.share(seconds) <= 0.10 or saved <= 2.0:
+    saved = seconds - _ORDINARY_SECONDS - min(signals.time.import_seconds or 0.0, _ORDINARY_IMPORT_SECONDS)
+    if signals.time.share(seconds) <= 0.10 or saved <= 2.0:
         return None
     parts = ", ".join(
         f"{name.replace('_', ' ')} {format_seconds(value)}"
-        for name, value in sorted(signals.startup_parts.items(), key=lambda item: -item[1])
+        for name, value in sorted(signals.time.startup_parts.items(), key=lambda item: -item[1])
         if value > _WORTH_NAMING * seconds
     )
     named = f": {parts}" if parts else ""
@@ -25,10 +25,10 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "startup-time",
         "startup",
-        f"Starting takes {format_seconds(seconds)}, {percent(signals.share(seconds))} of the run",
+        f"Starting takes {format_seconds(seconds)}, {percent(signals.time.share(seconds))} of the run",
         (
-            f"{format_seconds(signals.part('startup'))} before the first batch{named}",
-            f"{format_seconds(signals.warm_up_seconds)} more in the first steps",
+            f"{format_seconds(signals.time.part('startup'))} before the first batch{named}",
+            f"{format_seconds(signals.step.warm_up_seconds)} more in the first steps",
         ),
         Fix("pack the dataset (no listing), keep the data near, train longer in one go; compile only for long runs"),
         Interval(saved, saved * 0.5, seconds),

@@ -13,7 +13,7 @@ def straggler_seconds(signals: Signals) -> float:
     if ranks is None or len(ranks.arrival_seconds) < 2:
         return 0.0
     late = max(ranks.arrival_seconds) - statistics.median_low(ranks.arrival_seconds)
-    return late if late > 0.1 * signals.step_seconds else 0.0
+    return late if late > 0.1 * signals.step.seconds else 0.0
 
 
 def find(signals: Signals) -> Finding | None:
@@ -26,8 +26,8 @@ def find(signals: Signals) -> Finding | None:
         "straggler",
         "straggler",
         f"Rank {rank} is late: all others wait {format_seconds(late)} for it in every step, "
-        f"{percent(late / signals.step_seconds)} of the step",
+        f"{percent(late / signals.step.seconds)} of the step",
         ("time to the first exchange by rank: " + ", ".join(format_seconds(each) for each in ranks.arrival_seconds),),
         Fix(f"look at the machine of rank {rank} (other processes, clock, disk), replace it or train without it"),
-        faster_steps(signals, signals.step_seconds - late, error=0.1),
+        faster_steps(signals, signals.step.seconds - late, error=0.1),
     )

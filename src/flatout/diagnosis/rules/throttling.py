@@ -5,24 +5,25 @@ from flatout.diagnosis.signals import Signals
 
 
 def throttled_share(signals: Signals) -> float:
-    store = signals.store
+    """Of the requests to the store; 0 without a store."""
+    store = signals.input.store
     return (store.throttles or 0) / store.requests if store is not None and store.requests else 0.0
 
 
 def find(signals: Signals) -> Finding | None:
     share = throttled_share(signals)
-    if share <= 0.01 or signals.store is None:
+    if share <= 0.01 or signals.input.store is None:
         return None
     fix = Fix("spread the objects over prefixes or pack them into fewer; ask for less at once")
-    if not signals.staged and signals.epochs_planned > 1:
+    if not signals.input.staged and signals.recipe.epochs > 1:
         fix = Fix("read every object once: stage to local disk while the first epoch trains", {"data.stage": "auto"})
     return saving(
         signals,
         "throttling",
         "data-fetch",
-        f"The store throttles: {signals.store.throttles} of {signals.store.requests} requests were answered with "
-        f"slow down, and {percent(signals.wait_share)} of each step waits for data",
+        f"The store throttles: {signals.input.store.throttles} of {signals.input.store.requests} requests were "
+        f"answered with slow down, and {percent(signals.step.wait_share)} of each step waits for data",
         (f"{percent(share)} of the requests were refused and sent again after a pause",),
         fix,
-        faster_steps(signals, signals.step_with(max(1, signals.workers), fetch_factor=0.1), error=0.3),
+        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.1), error=0.3),
     )

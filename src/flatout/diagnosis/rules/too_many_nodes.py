@@ -6,13 +6,19 @@ from flatout.diagnosis.signals import Signals
 
 def find(signals: Signals) -> Finding | None:
     ranks = signals.ranks
-    if ranks is None or ranks.nodes < 2 or ranks.communication_seconds is None or signals.usd_per_hour is None:
+    if ranks is None or ranks.nodes < 2 or ranks.communication_seconds is None or signals.cost.usd_per_hour is None:
         return None
-    device = signals.step_seconds - ranks.communication_seconds
-    dearer = signals.step_seconds / device - 1 if device > 0 else 0.0
+    device = signals.step.seconds - ranks.communication_seconds
+    dearer = signals.step.seconds / device - 1 if device > 0 else 0.0
     if dearer <= 0.2:
         return None
-    per_epoch = signals.step_seconds * signals.steps_done / max(1, len(signals.epochs)) / 3600 * signals.usd_per_hour
+    per_epoch = (
+        signals.step.seconds
+        * signals.step.done
+        / max(1, len(signals.learning.epochs))
+        / 3600
+        * signals.cost.usd_per_hour
+    )
     return Finding(
         "too-many-nodes",
         None,

@@ -6,14 +6,14 @@ from flatout.diagnosis.signals import Signals
 
 
 def find(signals: Signals) -> Finding | None:
-    if signals.device_kind != "cpu" or signals.threads <= signals.cores:
+    if signals.device.kind != "cpu" or signals.host.threads <= signals.host.cores:
         return None
-    computing = signals.part("forward") + signals.part("backward") + signals.part("optimizer")
+    computing = signals.time.computing_seconds + signals.time.part("optimizer")
     return saving(
         signals,
         "too-many-threads",
         "host",
-        f"{signals.threads} compute threads share {signals.cores} usable cores",
+        f"{signals.host.threads} compute threads share {signals.host.cores} usable cores",
         ("threads of one operation wait for the slowest of them",),
         Fix("as many threads as there are cores", {"threads": "auto"}),
         Interval(0.3 * computing, 0.05 * computing, 0.7 * computing),

@@ -6,13 +6,14 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.part("unattributed")
-    if signals.share(seconds) <= 0.05 or seconds < 1.0:
+    seconds = signals.time.part("unattributed")
+    if signals.time.share(seconds) <= 0.05 or seconds < 1.0:
         return None
     return Finding(
         "unattributed",
         "unexplained",
-        f"No verdict: {format_seconds(seconds)}, {percent(signals.share(seconds))} of the run, belong to no part of it",
+        f"No verdict: {format_seconds(seconds)}, {percent(signals.time.share(seconds))} of the run, belong to no part "
+        "of it",
         ("parts and wall clock do not add up; a suspended machine or a stopped process looks like this",),
         Fix("run again, or calibrate: flatout probe"),
         urgent=True,

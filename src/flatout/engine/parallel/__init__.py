@@ -1,6 +1,7 @@
-"""Several ranks train one model. The loop sees one small object: `Alone`, which does nothing, or `Ranks`."""
+"""Several ranks train one model. A run sees one object, `Parallel`: `SingleProcess`, which does nothing, or `Ranks`."""
 
-from flatout.engine.parallel.alone import Alone, Parallel, Told
-from flatout.engine.parallel.place import Place
+from flatout.engine.parallel.place import RankPlace
+from flatout.engine.parallel.protocol import GlobalBatch, Parallel
+from flatout.engine.parallel.single_process import SingleProcess
 
-__all__ = ["Alone", "Parallel", "Place", "Told"]
+__all__ = ["GlobalBatch", "Parallel", "RankPlace", "SingleProcess"]

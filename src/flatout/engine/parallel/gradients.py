@@ -50,7 +50,7 @@ class GradientExchange:
             self.wrapped = DistributedDataParallel(
                 model,
                 bucket_cap_mb=config.bucket_bytes / 2**20,
-                broadcast_buffers=False,  # rank 0's count, and are sent when they matter: `settle`
+                broadcast_buffers=False,  # rank 0's count, and are sent when they matter: `sync_weights`
                 gradient_as_bucket_view=True,
                 init_sync=False,  # weights are equal by seed or by checkpoint, and compared before the first step
             )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from flatout.engine.parallel.place import Place
+from flatout.engine.parallel.place import RankPlace
 from flatout.errors import ConfigError, RunFailed
 
 _LAUNCHER_SECONDS = 15.0
@@ -21,7 +21,7 @@ class Group:
     """Two groups of the same ranks: one for gradients on the device, one (gloo) for small values on the CPU."""
 
     def __init__(
-        self, place: Place, backend: str, collective_seconds: float, card: tuple[torch.device, str] | None = None
+        self, place: RankPlace, backend: str, collective_seconds: float, card: tuple[torch.device, str] | None = None
     ) -> None:
         """`card` is the GPU of this rank and its UUID, for NCCL."""
         self.place = place
@@ -56,7 +56,7 @@ class Group:
         """Send a few numbers to everyone; the answer is waited for where it is needed."""
         own = torch.tensor(values, dtype=torch.float64)
         rows = [torch.empty_like(own) for _ in range(self.place.world_size)]
-        return Gathering(rows, dist.all_gather(rows, own, group=self.control, async_op=True))
+        return Gathering(rows, own, dist.all_gather(rows, own, group=self.control, async_op=True))
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's value, by rank."""
@@ -94,7 +94,7 @@ class Group:
         dist.destroy_process_group()
 
 
-def require_own_card(store: Store, place: Place, uuid: str) -> None:
+def require_own_card(store: Store, place: RankPlace, uuid: str) -> None:
     """Two ranks on one GPU wait for each other for ever inside NCCL, or end with an error that names neither."""
     store.set(f"card/{place.rank}", f"{uuid} {place.host}")
     cards = [store.get(f"card/{rank}").decode() for rank in range(place.world_size)]
@@ -107,7 +107,7 @@ def require_own_card(store: Store, place: Place, uuid: str) -> None:
             )
 
 
-def _connect(place: Place, hosts_store: bool) -> TCPStore:
+def _connect(place: RankPlace, hosts_store: bool) -> TCPStore:
     """A launcher's store was there before the ranks were: where it does not answer, the launcher is gone."""
     seconds = _LAUNCHER_SECONDS if place.launcher_keeps_store else _JOIN_SECONDS
     try:
@@ -122,8 +122,9 @@ def _connect(place: Place, hosts_store: bool) -> TCPStore:
 
 
 class Gathering:
-    def __init__(self, rows: list[Tensor], work: Any) -> None:
-        self._rows = rows
+    def __init__(self, rows: list[Tensor], own: Tensor, work: Any) -> None:
+        """Keeps what is sent and where it arrives until it is waited for, whatever a backend keeps by itself."""
+        self._rows, self._own = rows, own
         self._work = work
         self.values: list[list[float]] | None = None
 

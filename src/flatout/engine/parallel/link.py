@@ -33,6 +33,8 @@ class Node:
 
 @dataclass(frozen=True)
 class LinkFigures:
+    """What was measured between the ranks; rates and latency are rank 0's."""
+
     backend: str
     world_size: int
     latency_seconds: float  # of an all-reduce of next to nothing

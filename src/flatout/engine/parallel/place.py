@@ -12,7 +12,9 @@ from flatout.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
+    """One rank among all, by the names of torchrun."""
+
     rank: int
     world_size: int
     local_rank: int
@@ -42,7 +44,7 @@ class Place:
         return socket.gethostname()
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_place(environment: Mapping[str, str]) -> RankPlace | None:
     """None where nobody started this process as one of several."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
@@ -51,7 +53,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         raise ConfigError(f"RANK is set but {missing[0]} is not; start the ranks with torchrun, which sets all of them")
     try:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        return Place(
+        return RankPlace(
             rank,
             world,
             int(environment.get("LOCAL_RANK", 0 if world == 1 else rank)),

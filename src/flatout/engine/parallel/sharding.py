@@ -46,6 +46,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def sync_next(model: nn.Module, wanted: bool) -> None:
+    """Whether the next backward of a sharded model reduces its gradients."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
 

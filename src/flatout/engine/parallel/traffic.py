@@ -4,6 +4,8 @@ from pathlib import Path
 
 
 class Traffic:
+    """Byte counters of one network interface, as differences."""
+
     def __init__(self, interface: str) -> None:
         folder = Path("/sys/class/net") / interface / "statistics"
         self._files = [folder / "tx_bytes", folder / "rx_bytes"]

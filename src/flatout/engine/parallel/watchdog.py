@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from flatout.engine.parallel.place import Place
+from flatout.engine.parallel.place import RankPlace
 from flatout.timeline import Recorder
 
 _FRAMES = 6
@@ -39,10 +39,12 @@ class Heard:
 
 
 class Watchdog:
+    """Publishes this rank's signs of life in the store and looks for those of the ranks it watches."""
+
     def __init__(
         self,
         store: Store,
-        place: Place,
+        place: RankPlace,
         recorder: Recorder,
         silence_seconds: float,
         end: Callable[[str], None],

@@ -1,0 +1,19 @@
+"""The command line and its groups, to which each command adds itself. What a command needs it imports when it runs."""
+
+import typer
+
+app = typer.Typer(
+    name="flatout",
+    help="Train image classifiers flat out, and know where every second and every dollar went.",
+    epilog="Start with: flatout demo",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look at, make and pack datasets.", no_args_is_help=True)
+config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")

@@ -1,0 +1,60 @@
+"""Compare runs by their directories, wherever they were made. Needs no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flatout.analysis.comparability import Side, unique_labels
+from flatout.analysis.comparison import Comparison, compare
+from flatout.analysis.mean_epoch import mean_epoch
+from flatout.analysis.values import flattened
+from flatout.config.loading import flat, load_config
+from flatout.errors import ConfigError, RunDirectoryError
+from flatout.reports.compare_page import comparison_page
+from flatout.reports.compare_text import render_comparison
+from flatout.runs import Run, read_run
+from flatout.runs.directory import write_text
+
+
+def compare_runs(paths: Sequence[Path], html: Path | None = None) -> Comparison:
+    """The first run is what the others are compared with; a page is written to `html`."""
+    if len(paths) < 2:
+        raise RunDirectoryError("a comparison needs two runs or more, for example: flatout compare runs/a runs/b")
+    resolved = [path.resolve() for path in paths]
+    for path, real in zip(paths, resolved, strict=True):
+        if resolved.count(real) > 1:
+            raise RunDirectoryError(f"{path} is given twice; a run is not compared with itself")
+    runs = [read_run(path) for path in paths]
+    sides = [
+        Side(label, run, _settings(run), mean_epoch(run)) for label, run in zip(unique_labels(runs), runs, strict=True)
+    ]
+    found = compare(sides)
+    if html is not None:
+        _write(html, comparison_page(found, sides))
+    return found
+
+
+def print_comparison(found: Comparison, html: Path | None) -> None:
+    console = Console(highlight=False)
+    console.print(render_comparison(found))
+    if html is not None:
+        console.print(f"\n{html}", markup=False, style="dim")
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """With the defaults of today's keys, so that a run of an older version does not differ by what it did not know."""
+    if not run.summary.get("imported"):
+        try:
+            return dict(flat(load_config(run.config).config))
+        except ConfigError:  # of a newer version, or edited
+            pass
+    return flattened(run.config)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror}; give --html another place") from None

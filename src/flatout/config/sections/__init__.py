@@ -1,0 +1,1 @@
+"""One file for each section of a recipe; schema.py puts them together."""

@@ -1,0 +1,45 @@
+"""A function of the user's for each sample, after crop, resize and augmentation: `views.<name>.transform`."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.errors import ConfigError
+from flatout.plugins import blamed, load
+
+_KEY = "views.*.transform"
+
+
+class Transform(Protocol):
+    """Pixels in, pixels out; loaded by its name in every rank and worker, where several threads may call it at once."""
+
+    def __call__(self, image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
+        """`image` is [3, height, width] and may be changed in place; the result has the same shape and type.
+
+        `random` starts anew for each (seed, epoch, sample): what is drawn from it alone does not depend on workers.
+        """
+        ...
+
+
+@lru_cache(maxsize=16)
+def _loaded(name: str) -> Transform:
+    return cast(Transform, load("transforms", name, _KEY))
+
+
+def apply_transform(
+    name: str, images: NDArray[np.uint8], slots: Iterable[int], ids: NDArray[np.int64], seed: int, epoch: int
+) -> None:
+    """Replace the images of these slots of a batch; an error in user code is a ConfigError with the user's line."""
+    transform = _loaded(name)
+    for slot in slots:
+        sample = int(ids[slot])
+        random = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, sample]))
+        with blamed(f"{_KEY} is {name!r}, sample {sample}"):
+            result = transform(images[slot], random)
+        if not isinstance(result, np.ndarray) or (result.dtype, result.shape) != (images.dtype, images[slot].shape):
+            what = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
+            raise ConfigError(f"{_KEY} {name!r} returned {what}; it must return uint8 {images[slot].shape}")
+        images[slot] = result

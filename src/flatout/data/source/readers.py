@@ -1,0 +1,172 @@
+"""Where the bytes of samples come from. Readers nest: a cache reads from a stage, a stage from a store."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.pixels.decode import native
+from flatout.data.source.identity import CAN_DIGEST, DIGEST_BYTES, Words, as_words
+from flatout.errors import ObjectMissing, StorageError
+from flatout.storage.counters import StoreCounters
+from flatout.storage.local import FolderStore, OpenFile, TarStore, read_at
+from flatout.storage.locators import file_locator
+from flatout.storage.protocol import Range, Store, counters_of
+
+Rows = NDArray[np.int64]
+Source = str | bytes | memoryview  # a path to open, or the bytes themselves
+
+
+class FilesIn(NamedTuple):
+    """Files of a folder: an extent's offset is that of a name, and its length what the file had when it was listed."""
+
+    folder: OpenFile
+    names: bytes  # each ended by a zero byte, as the kernel takes them
+
+    def path(self, offset: int) -> str:
+        return os.path.join(self.folder.path, os.fsdecode(self.names[offset : self.names.index(0, offset)]))
+
+
+Base = memoryview | OpenFile | FilesIn
+
+
+class Extents(Sequence[Source | StorageError]):
+    """Stretches of a few mapped or open files, or files of a folder, without an object for each: those cost a small
+    picture a tenth of its time, and reading each of them from Python more."""
+
+    def __init__(
+        self,
+        bases: Sequence[Base],
+        which: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        self.bases = list(bases)
+        self.which = which  # of the bases each one lies in
+        self.offsets = offsets
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> Source | StorageError: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Extents": ...
+    def __getitem__(self, at: int | slice) -> "Source | StorageError | Extents":
+        if isinstance(at, slice):
+            return Extents(self.bases, self.which[at], self.offsets[at], self.lengths[at])
+        return _cut(self.bases[int(self.which[at])], int(self.offsets[at]), int(self.lengths[at]))
+
+
+def _cut(base: Base, offset: int, length: int) -> Source | StorageError:
+    if isinstance(base, memoryview):
+        return base[offset : offset + length]
+    if isinstance(base, FilesIn):
+        return base.path(offset)
+    return read_at(base.fileno(), offset, length, Range(f"the sample at {offset}", 0, length), base.path)
+
+
+class Reader(Protocol):
+    """Gives samples by row. Safe to use from several threads; may be pickled to another process."""
+
+    def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
+        """One source or reason per row, in order."""
+        ...
+
+    def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
+        """Height and width of rows stored as RGB pixels (0, 0 where it is a file); None if all are files."""
+        ...
+
+    def counters(self) -> StoreCounters:
+        """Requests of this process to the object store behind it."""
+        ...
+
+
+def read_source(source: Source | StorageError) -> bytes | memoryview | StorageError:
+    """The bytes of a source; a path is read."""
+    if not isinstance(source, str):
+        return source
+    try:
+        with open(source, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ObjectMissing(f"{source} is not there any more")
+    except OSError as error:
+        return StorageError(f"{source} could not be read: {error.strerror}; check the disk or the mount")
+
+
+def store_counters(reader: Reader) -> StoreCounters:
+    """Requests of this process to the object store behind a reader; none where the kernel reads the files."""
+    return reader.counters()
+
+
+@dataclass(frozen=True)
+class ObjectReader:
+    """One object of a store for each sample."""
+
+    store: Store
+    names: tuple[str, ...]
+    lengths: NDArray[np.int64]
+
+    def locate(self, rows: Rows) -> Sequence[Source | StorageError]:
+        if isinstance(self.store, TarStore) and self._offsets is not None:
+            zeros = np.zeros(len(rows), np.int32)
+            return Extents([self.store.file()], zeros, self._offsets[rows], self.lengths[rows])
+        if isinstance(self.store, FolderStore):
+            names, offsets = self._packed_names
+            files = FilesIn(self.store.folder(), names)
+            return Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
+        return self.store.read_many([Range(self.names[row], 0, int(self.lengths[row])) for row in rows.tolist()])
+
+    @cached_property
+    def _packed_names(self) -> tuple[bytes, NDArray[np.int64]]:
+        """All names, each ended by a zero byte, and where each begins."""
+        return pack_paths(self.names)
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.int64] | None:
+        """Of each sample in its tar; None where the tar is not what the samples were listed from."""
+        places = self.store.places(self.names) if isinstance(self.store, TarStore) else None
+        if not places or [length for _, length in places] != self.lengths.tolist():
+            return None
+        return np.array([offset for offset, _ in places], np.int64)
+
+    def shapes(self, rows: Rows) -> NDArray[np.int32] | None:
+        return None
+
+    def counters(self) -> StoreCounters:
+        return counters_of(self.store)
+
+
+def pack_paths(names: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    """All names, each ended by a zero byte as the kernel takes them, and where each begins."""
+    encoded = [os.fsencode(name) for name in names]
+    ends = np.cumsum([len(name) + 1 for name in encoded], dtype=np.int64)
+    return b"\0".join([*encoded, b""]), np.concatenate([[0], ends[:-1]]).astype(np.int64)
+
+
+def look_at_files(store: FolderStore, names: Sequence[str]) -> tuple[NDArray[np.int64], Words]:
+    """Size and locator of every file, without opening any; ObjectMissing where one is no file any more."""
+    sizes, locators = np.zeros(len(names), np.int64), np.zeros((len(names), DIGEST_BYTES), np.uint8)
+    if not names:
+        return sizes, as_words(locators)
+    if native is not None and CAN_DIGEST:
+        missing = native.locate_files(store.folder(), *pack_paths(names), sizes, locators)
+    else:
+        missing = 0
+        for number, name in enumerate(names):
+            try:
+                status = os.stat(os.path.join(store.root, name))
+            except OSError:
+                missing += 1
+                continue
+            sizes[number] = status.st_size
+            locators[number] = np.frombuffer(file_locator(status), np.uint8)
+    if missing:
+        raise ObjectMissing(f"{missing} of {len(names)} files of {store.root} are not there any more")
+    return sizes, as_words(locators)

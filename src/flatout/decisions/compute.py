@@ -1,0 +1,145 @@
+"""Where and how the model computes: device, threads, precision, optimizer, log interval, network interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flatout.decisions.choice import AUTO, Choice, as_set, is_open
+from flatout.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flatout.config.schema import Config, TrainConfig
+
+_BETA1 = 0.9
+_QUEUED_LOG_STEPS = 10
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What decisions need to know of the device that was found."""
+
+    kind: str
+    """cpu, cuda, mps or emulated."""
+    name: str = ""
+    sixteen_bit: str | None = None
+    """The 16-bit arithmetic it has units for: bf16 or fp16; None for neither."""
+
+
+def choose_device_kind(wanted: str, present: Mapping[str, bool]) -> Choice[str]:
+    """`auto` takes the first that is present, in the mapping's order. Does not check that a named one is there."""
+    if not is_open(wanted):
+        return as_set("device", wanted)
+    kind = next(name for name, there in present.items() if there)
+    passed_over = [name for name, there in present.items() if not there]
+    missing = f"torch sees no {' and no '.join(passed_over)}" if passed_over else "torch sees one"
+    return Choice(kind, f"the first of {', '.join(present)} that is here: {missing}", wanted)
+
+
+def choose_threads(wanted: int | str, device_kind: str, cores: int) -> Choice[int]:
+    """Compute threads of torch on the host."""
+    if isinstance(wanted, int):
+        return as_set("threads", wanted)
+    if device_kind == "cuda":
+        # what torch does on the host is small there, and every thread that does some of it would start a team
+        return Choice(1, "beside a GPU the host computes little", AUTO)
+    return Choice(cores, f"every core that this process may use: {cores}", AUTO)
+
+
+def precision_is_open(config: Config) -> bool:
+    """Whether `train.precision` is still to be decided; a run's own config.yaml always says it."""
+    return is_open(config.train.precision)
+
+
+def choose_precision(config: Config, device: DeviceFacts, so_far: str | None = None) -> Choice[str]:
+    """fp32, bf16 or fp16. `so_far` is what a run that goes on was trained in. Refuses bf16 where it is emulated."""
+    wanted, fast, mode = config.train.precision, device.sixteen_bit, config.parallel.mode
+    if wanted == "bf16" and device.kind == "cuda" and fast != "bf16":
+        raise ConfigError(
+            f"train.precision is bf16 but {device.name} has no bf16 arithmetic, only a slow emulation of it; use "
+            f"train.precision={fast or 'fp32'}"
+        )
+    if not is_open(wanted):
+        return as_set("train.precision", str(wanted))
+    if so_far is not None:
+        return Choice(so_far, "the run began with it", wanted)
+    if mode == "dp":
+        return Choice("fp32", "autocast does not reach the threads of parallel.mode=dp", wanted)
+    if mode == "fsdp" and fast == "fp16":
+        return Choice("fp32", "a loss scale of fp16 does not see all shards of parallel.mode=fsdp", wanted)
+    if fast is None:
+        return Choice("fp32", f"{device.kind} has no faster 16-bit arithmetic that is chosen unasked", wanted)
+    return Choice(fast, f"{device.name} has units for {fast}", wanted)
+
+
+def fast_precisions(device: DeviceFacts) -> set[str]:
+    """16-bit arithmetic worth measuring: what the device only emulates is left out."""
+    if device.kind != "cuda":
+        return {"bf16"}
+    return {"bf16", "fp16"} if device.sixteen_bit == "bf16" else {"fp16"}
+
+
+def with_precision_of(wanted: Config, trained: Config) -> Config:
+    """`wanted`, with the precision that its run was trained in where it leaves that open."""
+    if not precision_is_open(wanted):
+        return wanted
+    train = wanted.train.model_copy(update={"precision": trained.train.precision})
+    return wanted.model_copy(update={"train": train})
+
+
+def queues_work(device_kind: str) -> bool:
+    """Whether the host only queues work there, so that reading a value waits for all of it."""
+    return device_kind in ("cuda", "mps")
+
+
+def choose_log_interval(wanted: int | str, waits: bool) -> Choice[int]:
+    """Steps between two readings of the loss; `waits`: the device queues work."""
+    if isinstance(wanted, int):
+        return as_set("train.log_every", wanted)
+    if waits:
+        return Choice(_QUEUED_LOG_STEPS, "reading the loss waits for all that is queued on the device", AUTO)
+    return Choice(1, "reading the loss waits for nothing: the device queues no work", AUTO)
+
+
+def choose_optimizer(train: TrainConfig, can_fuse: bool) -> Choice[dict[str, Any]]:
+    """The optimizer's name and the arguments it is made with; weight decay is each parameter group's own.
+
+    `can_fuse`: all parameters are whole tensors on CUDA, where one kernel updates many of them.
+    """
+    fused = True if can_fuse else None
+    given: dict[str, Any] = {"lr": train.lr}
+    if train.optimizer == "sgd":
+        given |= {"momentum": train.momentum, "nesterov": train.momentum > 0, "fused": fused}
+    else:
+        given |= {"betas": (_BETA1, train.beta2)}
+        given |= {"fused": fused} if train.optimizer == "adamw" else {}
+    kernel = "one fused kernel on CUDA" if can_fuse else "no fused kernel: not all parameters are whole, on CUDA"
+    return Choice({"name": train.optimizer, **given}, f"train.optimizer is {train.optimizer}; {kernel}")
+
+
+def choose_interface(wanted: str, towards_main: Callable[[], str], known: Sequence[str]) -> Choice[str]:
+    """Of the traffic between ranks; one that this machine does not have is refused."""
+    if is_open(wanted):
+        return Choice(towards_main(), "it leads to the first machine", wanted)
+    if wanted not in known:
+        raise ConfigError(f"parallel.interface is {wanted!r}; this machine has {', '.join(sorted(known))}")
+    return as_set("parallel.interface", wanted)
+
+
+def check_monitored_interface(wanted: str, known: Sequence[str]) -> None:
+    if not is_open(wanted) and wanted not in known:
+        raise ConfigError(
+            f"monitor.interface is {wanted!r} but this machine has {', '.join(known)}; use one of them or auto"
+        )
+
+
+def choose_monitored_interface(
+    wanted: str, rank_interface: str | None, towards_store: Callable[[], str | None]
+) -> Choice[str | None]:
+    """The one whose traffic counts as that of the training."""
+    if not is_open(wanted):
+        return Choice(wanted, "monitor.interface says so", wanted)
+    if rank_interface is not None:
+        return Choice(rank_interface, "it leads to the other ranks", wanted)
+    return Choice(towards_store(), "it leads to the data's store, or is that of the default route", wanted)

@@ -1,0 +1,48 @@
+"""What several ranks know of one global batch: gathered numbers by rank, waited for where they are needed."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flatout.data.batch import AnyBatch
+
+
+class GatheredBatch:
+    """A GlobalBatch of several ranks. Each row is one rank's: weight, samples, wants to stop, unusable samples."""
+
+    def __init__(
+        self, rows: Callable[[], list[list[float]]], rank: int, batch: AnyBatch, unusable: Callable[[], set[int]]
+    ) -> None:
+        """`unusable` asks all ranks for the ids of the samples they could not use; called only where there are any."""
+        self._rows = rows
+        self._rank = rank
+        self._batch = batch
+        self._unusable = unusable
+
+    @property
+    def samples(self) -> int:
+        return int(sum(row[1] for row in self._rows()))
+
+    @property
+    def scale(self) -> float:
+        weights = [row[0] for row in self._rows()]
+        return weights[self._rank] / sum(weights) * len(weights)
+
+    @property
+    def equal_parts(self) -> bool:
+        """Whether every rank has as many samples."""
+        return len({row[1] for row in self._rows()}) == 1
+
+    @property
+    def stop(self) -> bool:
+        return any(row[2] for row in self._rows())
+
+    @property
+    def ids(self) -> Tensor:
+        whole = self._batch.whole_ids
+        assert whole is not None, "a source of several ranks says which samples the whole batch has"
+        if not any(row[3] for row in self._rows()):
+            return whole
+        unusable = self._unusable()
+        return torch.tensor([each for each in whole.tolist() if each not in unusable], dtype=torch.int64)

@@ -1,0 +1,1 @@
+"""Makers of batches: processes on this machine, Ray tasks, AWS Lambda functions."""

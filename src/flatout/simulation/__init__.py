@@ -1,0 +1,1 @@
+"""Sharing in simulated time, decided by the code of the live service."""

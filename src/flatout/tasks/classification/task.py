@@ -1,0 +1,121 @@
+"""Image classification: cross-entropy with label smoothing, mixup and cutmix; top-1, top-5 and loss."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatout.config.schema import Config
+from flatout.data.batch import Batch
+from flatout.data.pixels.normalize import normalize
+from flatout.data.pixels.views import View
+from flatout.tasks.classification.models import build_model
+from flatout.tasks.classification.resnet import DEPTHS
+from flatout.tasks.protocol import Sums
+
+
+@dataclass
+class Inputs:
+    """A batch on the device: uint8 images, labels, and for mixing the partner's place, own share and box."""
+
+    images: Tensor
+    labels: Tensor
+    partner: Tensor | None = None
+    keep: Tensor | None = None
+    box: Tensor | None = None
+
+
+TOP5_CLASSES = 6  # with fewer, one of five guesses is right whatever the model says
+
+
+class Classification:
+    """`Task` of images with one label each."""
+
+    def __init__(self, config: Config, classes: int, view: View, eval_view: View) -> None:
+        self._config = config
+        self._classes = classes
+        self._view = view
+        self._eval_view = eval_view
+
+    def build_model(self) -> nn.Module:
+        model, checkpointing = self._config.model, self._config.train.checkpointing
+        stem = model.stem if model.name in DEPTHS else "standard"  # others' models have their own
+        return build_model(model.name, self._classes, stem, model.width, checkpointing, model.options)
+
+    def to_device(self, batch: Batch, device: torch.device) -> Inputs:
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        inputs = Inputs(move(batch.images), move(batch.labels))
+        if batch.mix is not None:
+            inputs.partner, inputs.keep, inputs.box = (
+                move(torch.from_numpy(array)) for array in (batch.mix.partner, batch.mix.keep, batch.mix.box)
+            )
+        return inputs
+
+    def weight(self, inputs: Inputs) -> float:
+        return len(inputs.labels)
+
+    def filler(self, inputs: Inputs) -> Inputs:
+        return Inputs(inputs.images.new_zeros(1, *inputs.images.shape[1:]), inputs.labels.new_zeros(1))
+
+    def parts(self, inputs: Inputs, count: int) -> list[tuple[Inputs, float]]:
+        total = len(inputs.labels)
+        if count == 1:
+            return [(inputs, 1.0)]
+        # even cuts keep the pairs of mixup together
+        bounds = [min(total, 2 * round(total * part / count / 2)) for part in range(count)] + [total]
+        pieces = []
+        for low, high in pairwise(bounds):
+            if high > low:
+                piece = Inputs(inputs.images[low:high], inputs.labels[low:high])
+                if inputs.partner is not None and inputs.keep is not None and inputs.box is not None:
+                    piece.partner = inputs.partner[low:high] - low
+                    piece.keep, piece.box = inputs.keep[low:high], inputs.box[low:high]
+                pieces.append((piece, (high - low) / total))
+        return pieces
+
+    def loss(self, model: nn.Module, inputs: Inputs) -> Tensor:
+        images = self._normalized(inputs.images, self._view)
+        if inputs.partner is not None and inputs.keep is not None and inputs.box is not None:
+            images = mixed(images, inputs.partner, inputs.keep, inputs.box)
+        logits = model(images)
+        losses = self._losses(logits, inputs.labels)
+        if inputs.partner is not None and inputs.keep is not None:
+            losses = inputs.keep * losses + (1 - inputs.keep) * self._losses(logits, inputs.labels[inputs.partner])
+        return losses.mean()
+
+    def _normalized(self, images: Tensor, view: View) -> Tensor:
+        return normalize(images, view, channels_last=self._config.train.channels_last)
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(
+            logits.float(), labels, reduction="none", label_smoothing=self._config.train.label_smoothing
+        )
+
+    def evaluate(self, model: nn.Module, inputs: Inputs) -> Sums:
+        logits = model(self._normalized(inputs.images, self._eval_view)).float()
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices.eq(inputs.labels[:, None])
+        losses = F.cross_entropy(logits, inputs.labels, reduction="none")
+        # summed in double on the host, which reads once: Apple's GPUs have no doubles
+        first, any_of_five, losses = torch.stack([top[:, 0].float(), top.sum(1).float(), losses]).cpu()
+        top1, top5 = first.sum().item(), any_of_five.sum().item()  # of 0 and 1: exact
+        return {"samples": len(inputs.labels), "top1": top1, "top5": top5, "loss": float(losses.double().sum())}
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        count = max(1.0, sums["samples"])
+        top5 = {"top5": sums["top5"] / count} if self._classes >= TOP5_CLASSES else {}
+        return {"top1": sums["top1"] / count, **top5, "val_loss": sums["loss"] / count}
+
+
+def mixed(images: Tensor, partner: Tensor, keep: Tensor, box: Tensor) -> Tensor:
+    """Mixup where the box is empty, else cutmix: the partner's pixels inside the box."""
+    rows = torch.arange(images.shape[2], device=images.device)[None, :, None]
+    columns = torch.arange(images.shape[3], device=images.device)[None, None, :]
+    x0, y0, x1, y1 = (box[:, k, None, None] for k in range(4))
+    inside = (rows >= y0) & (rows < y1) & (columns >= x0) & (columns < x1)
+    cut = (box[:, 2] > box[:, 0])[:, None, None]
+    own = torch.where(cut, 1 - inside.to(images.dtype), keep[:, None, None].to(images.dtype))[:, None]
+    return images * own + images[partner] * (1 - own)

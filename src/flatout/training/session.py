@@ -1,0 +1,297 @@
+"""One attempt at a run, from the resume point to the last summary."""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from flatout.config.schema import StopConfig
+from flatout.config.tasks import metric_named
+from flatout.decisions import Choice, Resolved
+from flatout.decisions.compute import choose_precision
+from flatout.decisions.loading import DataDecisions
+from flatout.diagnosis.live import LiveHint
+from flatout.engine.cuda_defaults import say_arithmetic
+from flatout.engine.device_clock import clock_for
+from flatout.engine.learner import Learner, state_digest
+from flatout.engine.loop import Job, finite_tensors, nothing_left, train
+from flatout.engine.optimizers import describe_optimizer
+from flatout.engine.parallel import Parallel
+from flatout.engine.parallel.joining import chosen_interface, own_place
+from flatout.engine.progress import EpochRecord, Progress, StepRecord
+from flatout.errors import EndedBySomeRank, FlatoutError, Interrupted, NoSpace, RunFailed
+from flatout.machine.available_memory import require_memory, tightest_limit
+from flatout.runs import RunDirectory
+from flatout.runs.directory import mark_failed
+from flatout.timeline import Recorder
+from flatout.timeline.startup import StartupClock
+from flatout.training.accounting import Accounting
+from flatout.training.data_identity import RunIdentity
+from flatout.training.decided import ONE_PROCESS, DecisionRecords, resolve
+from flatout.training.display import Display, RunLog, step_figures
+from flatout.training.failures import FailureHandling
+from flatout.training.link_preflight import look_at_link
+from flatout.training.rank_state import restore_own
+from flatout.training.records import open_records
+from flatout.training.resuming import Resumed, broadcast_resume_point, check_compatible, find_resume_point
+from flatout.training.saving import Saving, weight_bytes
+from flatout.training.setup import Setup, memory_explained, restore
+from flatout.training.sharing import RunBatches
+from flatout.training.stopping import StopSignals, is_interruption, stop_reason
+from flatout.training.trackers import TrackedAttempt, Trackers
+
+
+class Session:
+    """Owns what must be closed, whatever happens. `run` is called once."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        learner: Learner,
+        directory: RunDirectory,
+        display: Display,
+        signals: StopSignals,
+        ranks: Parallel,
+        startup: StartupClock,
+        precision: Choice[str] | None = None,  # as it was chosen, where the recipe leaves it open
+    ) -> None:
+        self._setup = setup
+        self._precision = precision or choose_precision(setup.config, setup.device.facts)
+        self._decided = DecisionRecords(directory)
+        self._learner = learner
+        self._directory = directory
+        self._display = display
+        self._signals = signals
+        self._ranks = ranks
+        self._say = RunLog(display, directory, writes=ranks.rank == 0).say
+        self._records = open_records(setup, directory, ranks, startup)
+        attempt = ranks.group.from_main(self._records.attempt)
+        self._recorder = Recorder(directory.spans / f"rank{ranks.rank}.jsonl", attempt)
+        self._recorder.device_clock = clock_for(setup.device)
+        self._batches = RunBatches(setup)
+        self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
+        self._identity = RunIdentity(directory.root, setup.dataset)
+        self._saving = Saving(
+            setup, learner, directory, ranks, self._records, self._recorder, self._identity, self._decided, self._say
+        )
+        self._accounting = Accounting(
+            setup, ranks, self._records, self._recorder, self._batches, self._identity, self._trackers
+        )
+        self._hint = LiveHint()
+        self._stage_full_said = False
+
+    def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
+        """Train to the end, or to a reason to stop. `started`, of time.perf_counter, is where the attempt's time
+        begins; None for the start of the process."""
+        ranks, config = self._ranks, self._setup.config
+        found, accepted = ranks.together(lambda: self._resume_point(accept_changed_data))
+        resumed = broadcast_resume_point(found, ranks)
+        if ranks.group.from_main(self._records.completed) and nothing_left(resumed.progress, config):
+            self._say(
+                f"{self._directory.root} is complete: {resumed.progress.step} of {self._setup.total_steps} steps; "
+                "raise train.epochs to go on, or use --fresh to start anew"
+            )
+            return
+        restored = ranks.together(lambda: self._restore(resumed, warm_start))
+        self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
+        for note in (*self._setup.dataset.notes, *self._setup.opened.notes, *resumed.notes, *accepted, *restored):
+            self._say(note)
+        self._begin_records(resumed.progress)
+        job = self._open_job(resumed.progress)
+        self._accounting.summarise("running", None, job)
+        failures = FailureHandling(
+            job,
+            self._directory,
+            ranks,
+            self._saving,
+            self._accounting,
+            self._setup.dataset.train.name,
+            self._say,
+        )
+        try:
+            self._begin_ranks(job, failures)
+            self._follow(job)
+        except BaseException as error:
+            cause = failures.end(error)
+            if cause is error:
+                raise
+            raise cause from None
+        with self._recorder.span("other"):
+            self._conclude(job)
+        if job.stopped is not None and is_interruption(job.stopped):
+            if ranks.rank != 0:
+                raise EndedBySomeRank(job.stopped, Interrupted.exit_code, quiet=True)
+            raise Interrupted(f"stopped by {job.stopped}")
+
+    def close(self) -> None:
+        self._batches.close()
+        with suppress(OSError):  # on a full disk the last spans are lost, and the cause of the end was said already
+            self._recorder.close()
+        self._records.close()
+
+    # Before the first step
+
+    def _resume_point(self, accept_changed_data: bool) -> tuple[Resumed | None, list[str]]:
+        """Where the run goes on, by rank 0's disk, and notes for the log."""
+        if accept_changed_data:
+            self._identity.accept_changes()
+        if self._ranks.rank != 0:
+            return None, []
+        config, opened = self._setup.config, self._setup.opened
+        found = find_resume_point(self._directory, config)
+        differences = None if found.tensors is None else self._identity.differences()
+        accepted = check_compatible(
+            found, config, opened.dataset, accept_changed_data, opened.global_batch, differences
+        )
+        self._records.accept_data_changes(accepted)
+        return found, [*accepted, *self._identity.notes(found.tensors is not None, differences)]
+
+    def _restore(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
+        with memory_explained(self._setup.config):
+            notes = restore(self._learner, resumed, warm_start)
+        self._saving.require_space()
+        if self._setup.device.kind == "cpu":
+            require_memory(2 * weight_bytes(self._learner), self._setup.config.model.name, tightest_limit())
+        return notes
+
+    def _begin_records(self, progress: Progress) -> None:
+        optimizer, clock = describe_optimizer(self._learner.optimizer), self._recorder.wall_seconds
+        self._records.begin(optimizer, self._ranks.interface, clock, self._say)
+        if self._ranks.rank == 0:
+            self._saving.write_facts()
+            self._trackers.start(
+                TrackedAttempt(self._directory.root, self._setup.config, self._records.attempt, progress.step + 1)
+            )
+
+    def _open_job(self, progress: Progress) -> Job:
+        try:
+            return self._ranks.together(lambda: self._job(progress))
+        except FlatoutError as error:  # a loader that cannot start, for want of room in /dev/shm or of an answer
+            self._accounting.summarise_failed_start(str(error), progress.samples_seen)
+            raise
+
+    def _job(self, progress: Progress) -> Job:
+        setup, config, opened = self._setup, self._setup.config, self._setup.opened
+        workers = opened.choose_workers(config.data, setup.device.kind, opened.plan)
+        epochs = math.ceil((setup.total_steps - progress.step) / opened.plan.batches_per_epoch)
+        self._batches.open_train(workers, epochs, self._recorder, self._directory.root)
+        source = self._batches.source
+        if self._ranks.rank == 0 and source.decided is not None:
+            self._decided.begin(self._resolve(source.decided), self._records.attempt, progress.step)
+        self._batches.open_val(workers, epochs)
+        if config.parallel.mode == "dp":
+            self._say("WARNING: parallel.mode=dp copies the model to every GPU at every step; ddp does not")
+        self._say(
+            f"training {config.model.name} on {setup.device.name}: {opened.what}, "
+            f"{setup.total_steps:,} steps, {workers.value} worker(s)"
+        )
+        for line in (*say_arithmetic(config, setup.device), *source.notes):
+            self._say(line)
+        limits = config.stop if self._ranks.rank == 0 else StopConfig()  # rank 0 keeps the time and the money
+        accounting = self._accounting
+        return Job(
+            config,
+            setup.task,
+            self._learner,
+            source,
+            self._batches.val_source,
+            self._recorder,
+            progress,
+            save=self._saving.save,
+            stop_reason=lambda: stop_reason(limits, self._signals, accounting.elapsed_seconds, accounting.spent_usd),
+            total_steps=setup.total_steps,
+            ranks=self._ranks,
+            peak_rate=setup.peak_rate(self._ranks.world_size),
+        )
+
+    def _resolve(self, data: DataDecisions) -> Resolved:
+        config, place = self._setup.config, own_place(self._setup.config)
+        between = ONE_PROCESS if self._ranks.world_size == 1 or place is None else chosen_interface(config, place)
+        monitored = self._records.monitored_interface()
+        return resolve(config, self._learner, data, self._ranks.world_size, self._precision, between, monitored)
+
+    def _begin_ranks(self, job: Job, failures: FailureHandling) -> None:
+        """From here on the ranks watch each other."""
+        notes = self._ranks.begin(job.learner, self._recorder, failures.lost_rank, job.source.quarantine.update)
+        notes += restore_own(self._ranks, job.learner, self._directory.checkpoints, job.progress.step)
+        notes += look_at_link(self._ranks, job, self._records.keep_link)
+        for note in notes:
+            self._say(note)
+
+    # Steps and epochs
+
+    def _follow(self, job: Job) -> None:
+        """Run the loop; write down and show what it yields."""
+        self._display.begin(_title(job), job.progress.step, job.total_steps)
+        self._recorder.end_startup()
+        for record in train(job):
+            self._accounting.record_quarantine()
+            self._decided.follow(job.source, job.progress.step)
+            if isinstance(record, StepRecord):
+                self._records.step(record)
+                self._trackers.step(record)
+                self._show(job, record)
+            else:
+                self._end_epoch(job, record)
+        if self._saving.failed_saves:
+            raise RunFailed(
+                f"the checkpoint of step {job.progress.step}, where training ended, could not be written; "
+                "free some space, then the same command resumes from the one before"
+            )
+
+    def _end_epoch(self, job: Job, record: EpochRecord) -> None:
+        self._accounting.collect_from_ranks()
+        self._saving.keep_home(job.progress.step)
+        self._records.epoch(record)
+        self._trackers.epoch(record)
+        full = job.source.stage_is_full
+        if full is not None and not self._stage_full_said:
+            self._stage_full_said = True
+            self._say(f"stage: full ({full}); what is not there yet is read from the store every epoch")
+        self._accounting.summarise("running", None, job)
+        self._say(_epoch_line(record.epoch, job.config.train.epochs, record.train_loss, record.metrics))
+
+    def _show(self, job: Job, record: StepRecord) -> None:
+        figures = step_figures(
+            record.loss,
+            record.samples / record.step_seconds,
+            record.data_wait_seconds / record.step_seconds,
+            self._accounting.spent_usd(),
+        )
+        self._hint.add(record.step_seconds, record.data_wait_seconds)
+        hint = self._hint.text()
+        self._display.advance(_title(job), record.step, job.total_steps, f"{figures}  {hint}" if hint else figures)
+
+    # The end
+
+    def _conclude(self, job: Job) -> None:
+        """The last summary. Training is over and saved: what goes wrong here says so."""
+        tensors = finite_tensors(job.learner, job.progress.step, keep=self._ranks.rank == 0)
+        status = "completed" if job.stopped is None else "stopped"
+        try:
+            if self._saving.keep_home(job.progress.step):
+                self._saving.write(tensors, job.progress)
+            self._accounting.summarise(status, job.stopped, job, state_digest(tensors))
+        except (OSError, NoSpace) as error:
+            cause = (
+                f"training ended at step {job.progress.step} and its weights are safe in "
+                f"{self._directory.checkpoints}, but the last records could not be written: {error}; free some space, "
+                "then the same command writes them"
+            )
+            with suppress(OSError):
+                mark_failed(self._directory, cause)
+            raise RunFailed(cause) from None
+        if self._saving.lost_home is not None:
+            self._say(f"WARNING: {self._saving.lost_home}")
+
+
+def _title(job: Job) -> str:
+    return f"epoch {min(job.progress.epoch + 1, job.config.train.epochs)}/{job.config.train.epochs}"
+
+
+def _epoch_line(epoch: int, epochs: int, train_loss: float | None, metrics: Mapping[str, float]) -> str:
+    parts = [f"epoch {epoch + 1}/{epochs}"]
+    parts += [] if train_loss is None else [f"train loss {train_loss:.3f}"]
+    named = sorted(map(metric_named, metrics), key=lambda each: each.higher_is_better)
+    parts += [metric.in_log(metrics[metric.name]) for metric in named]
+    return "  ".join(parts)  # losses first

@@ -1,0 +1,160 @@
+"""What a run needs before it writes a file: device, data, task and learner, each checked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flatout.config.schema import Config
+from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.data.batch import AnyDataset
+from flatout.decisions import Choice
+from flatout.decisions.compute import choose_precision, choose_threads
+from flatout.engine import checkpoint
+from flatout.engine.cuda_defaults import prepare_cuda, with_precision
+from flatout.engine.devices import Device, choose_device, keep_freed_memory
+from flatout.engine.learner import Learner, build_learner, load_weights
+from flatout.engine.parallel import Parallel, SingleProcess
+from flatout.engine.schedules import describe, scaled_rate, warmup_steps
+from flatout.errors import ConfigError, RunFailed
+from flatout.machine.available_memory import explain_memory
+from flatout.machine.budgets import usable_cores
+from flatout.runs import RunDirectory
+from flatout.tasks.protocol import Task
+from flatout.tasks.setup import AnyPlan, TaskSetup, import_task
+from flatout.timeline.startup import StartupClock
+from flatout.training.monitoring import check_interface
+from flatout.training.resuming import Resumed, precision_so_far
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was checked before anything is written."""
+
+    config: Config  # with the precision that `auto` stands for
+    device: Device
+    opened: TaskSetup
+    total_steps: int  # of the whole run, earlier attempts included
+
+    @property
+    def dataset(self) -> AnyDataset:
+        return self.opened.dataset
+
+    @property
+    def task(self) -> Task:
+        return self.opened.task
+
+    @property
+    def plan(self) -> AnyPlan:
+        """Of the training batches."""
+        return self.opened.plan
+
+    def peak_rate(self, world_size: int) -> float:
+        """The highest learning rate, scaled for the number of ranks where the recipe asks for it."""
+        return scaled_rate(self.config.train.lr, self.config.parallel.scale_lr, world_size)
+
+    def schedule(self, world_size: int) -> str:
+        """The learning rate's way through the run, in words."""
+        train = self.config.train
+        warmup = warmup_steps(train, self.plan.batches_per_epoch)
+        peak = self.peak_rate(world_size)
+        return describe(train.schedule, self.total_steps, peak, warmup, train.milestones, train.gamma)
+
+
+def prepare_setup(
+    config: Config,
+    ranks: Parallel | None = None,
+    run_folder: Path | None = None,
+    startup: StartupClock | None = None,
+) -> Setup:
+    """Check everything that can be wrong with the input, before a file is touched.
+
+    `run_folder` is that of a run which may go on: its own vocabulary is then used.
+    """
+    ranks, startup = ranks or SingleProcess(), startup or StartupClock()
+    with startup.part("device"):
+        device = choose_device(config.device)
+    config = with_precision(config, choose_precision(config, device.facts).value)
+    check_interface(config)
+    hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
+    open_own_task = import_task(config.task)  # before the clock of the listing runs
+    with startup.part("listing"):
+        opened = open_own_task(config, run_folder, ranks.rank, ranks.world_size)
+    total = config.train.epochs * opened.plan.batches_per_epoch
+    total = total if config.train.max_steps is None else min(total, config.train.max_steps)
+    return Setup(config, device, opened, total)
+
+
+def run_precision(config: Config, directory: RunDirectory, begins: bool) -> Choice[str]:
+    """What train.precision=auto stands for: that of the run so far, or what suits this device where a run begins."""
+    so_far = None if begins else precision_so_far(directory)
+    return choose_precision(config, choose_device(config.device).facts, so_far)
+
+
+def folder_name(name: str) -> str:
+    """A run's name, which is also a folder's; refused where it cannot be one."""
+    if not name or "/" in name or name.startswith(".") or "\0" in name:
+        raise ConfigError(f"name is {name!r}; a run's name is one folder name, without / and not starting with a dot")
+    return name
+
+
+def prepare_compute(config: Config, device: Device) -> None:
+    """Set up torch for this process: threads, allocator, CUDA's arithmetic."""
+    keep_freed_memory()
+    torch.set_num_threads(compute_threads(config, device.kind))
+    if device.kind == "cuda":
+        prepare_cuda(config.train.tf32)
+
+
+def compute_threads(config: Config, device_kind: str) -> int:
+    """1 beside a GPU: what torch does on the host is small there, and every thread that does some of it would start
+    a team of its own."""
+    return choose_threads(config.threads, device_kind, usable_cores()).value
+
+
+def new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
+    """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here."""
+    if warm_start is not None and setup.device.kind == "emulated":
+        raise ConfigError("--warm-start takes trained weights but device is emulated, which has none; leave one out")
+    prepare_compute(setup.config, setup.device)
+    learner = build_learner(setup.task, setup.config, setup.device)
+    if warm_start is not None:
+        _start_warm(learner, warm_start)
+    return learner
+
+
+def restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
+    """Give the learner the state of the checkpoint, or a warm start's weights; notes for the log."""
+    if resumed.tensors is not None:
+        learner.precision.load_scalars(resumed.precision)
+        return learner.load(resumed.tensors)
+    if warm_start is not None:
+        _start_warm(learner, warm_start)
+        return [f"weights from {warm_start}; optimizer and schedule start anew"]
+    return []
+
+
+def _start_warm(learner: Learner, weights: str | Path) -> None:
+    load_weights(learner.model, checkpoint.load_tensors(Path(weights)))
+    if learner.ema is not None:
+        learner.ema = learner.ema.start(learner.model, learner.ema.decay)  # not an average with the random weights
+
+
+@contextmanager
+def memory_explained(config: Config) -> Iterator[None]:
+    """Around what needs no batch, where a smaller batch would not help: too little memory becomes one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunFailed(
+            f"the device ran out of memory before the first step, with {config.model.name} (model.width = "
+            f"{config.model.width:g}) and its optimizer alone: {str(error).splitlines()[0]}; use a smaller model, "
+            "parallel.mode=fsdp on several devices, or end what else uses this one"
+        ) from None
+    except (MemoryError, RuntimeError, OSError) as error:
+        when = f"before the first step, with {config.model.name} (model.width = {config.model.width:g}) alone"
+        if (short := explain_memory(error, when)) is None:
+            raise
+        raise short from None

@@ -1,0 +1,119 @@
+"""A few hundred rounds of `make fuzz-files`, and the damage that a user reported: one line, exit code 2, no other run lost."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from flatout.commands.show import run_list
+from flatout.config.loading import load_config, parse_assignments
+from flatout.engine import checkpoint
+from flatout.errors import CheckpointCorrupt, ConfigError
+from training import command
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fuzz"))
+import files_fuzz
+
+DAMAGE: dict[str, tuple[str, str]] = {
+    "deep": ("summary.json", "[" * 100_000),
+    "a section that is a number": ("summary.json", '{"status": "completed", "throughput": 5}'),
+    "a null section": ("summary.json", '{"status": "completed", "throughput": null, "device": null, "time": null}'),
+    "wall clock as text": ("summary.json", '{"status": "completed", "time": {"wall_seconds": "x"}}'),
+    "cost lines that are none": ("summary.json", '{"status": "completed", "cost": {"lines": 7}}'),
+    "a list as configuration": ("config.yaml", "[1, 2]"),
+    "a section that is a list": ("config.yaml", "name: x\ndata: [1]\n"),
+    "aliases": ("config.yaml", "a: &a [*a]"),
+    "steps that overflow": ("steps.csv", "attempt,step,epoch,samples,step_seconds\n1,1,0,8,1e999\n"),
+    "steps without numbers": ("steps.csv", "attempt,step,epoch\n1,\u0663,0\n"),
+    "epochs beyond counting": ("epochs.csv", "attempt,epoch,top1\n1," + "9" * 400 + ",1\n"),
+    "a field without end": ("steps.csv", "attempt,step\n1," + "x" * 200_000 + "\n"),
+    "spans of other things": ("spans/rank0.jsonl", '5\n[1]\n{"attempt": "x"}\n{"name": [], "own": {}}\n'),
+    "a bill without amounts": ("summary.json", '{"status": "completed", "cost": {"lines": [{"name": "node"}]}}'),
+    "a split without its size": (
+        "summary.json",
+        '{"status": "completed", "data": {"splits": {"train": {"files": 3}}}}',
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def complete(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("complete")
+    shutil.copytree(uninterrupted, folder / "tiny", symlinks=True)
+    for words in files_fuzz.finishing("tiny"):
+        assert command(*words, cwd=folder).code == 0
+    return folder / "tiny"
+
+
+def test_damaged_files_are_one_line(complete: Path) -> None:
+    result = files_fuzz.fuzz(complete, 200, seed=19)
+    assert not result.found, "\n\n".join(result.found.values())
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_one_damaged_run_does_not_hide_the_others(
+    complete: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "damaged", "z"):
+        shutil.copytree(complete, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
+    file, text = DAMAGE[kind]
+    (tmp_path / "damaged" / file).write_text(text)
+    listed = {Path(run["directory"]).name: run for run in run_list(tmp_path)}
+    assert listed.keys() == {"a", "damaged", "z"}
+    assert listed["a"]["status"] == listed["z"]["status"] == "completed"
+    monkeypatch.chdir(tmp_path)
+    files_fuzz.register()
+    for words in (["runs", "."], ["explain", "damaged"], ["report", "damaged"], ["compare", "a", "damaged"]):
+        ended, trouble = files_fuzz.attempt(lambda words=words: files_fuzz.app(words, standalone_mode=False))
+        assert not trouble
+        assert ended == "fine" or words[0] != "runs"
+
+
+NO_RECIPES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "zeros without end": lambda path: path.symlink_to("/dev/zero"),
+    "an alias of itself": lambda path: path.write_text("&a {b: *a}"),
+    "a bomb of aliases": lambda path: path.write_bytes(max(files_fuzz.NASTY_TEXT, key=lambda text: text.count(b"*"))),
+    "deep": lambda path: path.write_text("{a: " * 5000),
+}
+
+
+@pytest.mark.parametrize("kind", NO_RECIPES)
+def test_what_is_no_recipe(tmp_path: Path, kind: str) -> None:
+    NO_RECIPES[kind](tmp_path / "recipe.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "recipe.yaml")
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "given", ["train.lr=1e308", "train.lr=.inf", "data.batch_size=99999999999999999999", "name=&a [*a]"]
+)
+def test_absurd_values_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError):
+        load_config({"name": "x"}, parse_assignments([given]))
+
+
+STATES = {"a list": "[1]", "deep": "[" * 5000, "a wrong type": '{"step": "x"}', "no step": "{}", "none": None}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_checkpoint_with_another_state(complete: Path, tmp_path: Path, kind: str) -> None:
+    """Its digest fits: whoever made the state could make that too."""
+    whole = sorted((complete / "checkpoints").glob("step-*"))[-1]
+    tensors, text = load_file(whole), STATES[kind]
+    digest = checkpoint._digest(text, checkpoint.state_digest(tensors)) if text else ""
+    save_file(tensors, tmp_path / "step-000000041.safetensors", {"state": text, "digest": digest} if text else None)
+    shutil.copy(whole, tmp_path)
+    assert [saved.step for saved in checkpoint.list_saved(tmp_path)] == [40]
+    with pytest.raises(CheckpointCorrupt):
+        checkpoint.load(tmp_path / "step-000000041.safetensors")
+    found, notes = checkpoint.load_newest(tmp_path)
+    assert found is not None
+    assert json.dumps(found.state["step"]) == "40"
+    assert len(notes) == 1
