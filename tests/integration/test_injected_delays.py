@@ -15,14 +15,14 @@ from flatout.data.loading import prepare
 from flatout.data.source.dataset import Split
 from flatout.engine import checkpoint, loop
 from flatout.engine.precision import Precision
-from flatout.tasks import setup as task_setup
+from flatout.tasks.classification import opening
 from flatout.tasks.classification.task import Classification
 from flatout.training.recording import RunRecords
 from training import assert_adds_up, recipe
 
 SECONDS = 1000.0
 PLACES: dict[str, tuple[Any, str, str]] = {  # what sleeps, and which part must have it
-    "startup": (task_setup, "open_dataset", "startup"),
+    "startup": (opening, "open_dataset", "startup"),
     "fetch": (Split, "locate", "data_wait"),
     "decode": (prepare, "decode_pixels", "data_wait"),
     "augment": (prepare, "place", "data_wait"),

@@ -36,11 +36,8 @@ print(json.dumps({"peaks": peaks, "cached": cached}))
 """
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """512 files; decoded they are 132 MB, more than the budget leaves for a cache."""
-    root = tmp_path_factory.mktemp("photos")
-    for number in range(512):
+def make_photos(root: Path, count: int) -> Path:
+    for number in range(count):
         coarse = np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)
         out = io.BytesIO()
         Image.fromarray(coarse).resize((320, 270), Image.Resampling.BICUBIC).save(out, "JPEG")
@@ -50,8 +47,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("kind", "cache"), [("thread", "memory"), ("process", "off")])
-def test_loading_stays_within_its_memory(photos: Path, kind: str, cache: str) -> None:
+@pytest.mark.parametrize(("kind", "cache", "count"), [("thread", "memory", 1024), ("process", "off", 512)])
+def test_loading_stays_within_its_memory(tmp_path: Path, kind: str, cache: str, count: int) -> None:
+    """1024 of these photos, kept as planes, are 133 MB: more than the budget leaves for a cache."""
+    photos = make_photos(tmp_path, count)
     command = [sys.executable, "-c", SCRIPT, str(photos), kind, cache, str(BUDGET_BYTES), str(EPOCHS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ from typing import Any
 
 from flatout import plugins
 from flatout.config.schema import Config, CostConfig, NodeCostConfig
-from flatout.config.tasks import TASKS
+from flatout.config.tasks import TASKS, spec_of
 
 _LIBRARY_MODELS = ("timm:", "torchvision:")  # look like package:Name and are not: they are made by name
 _LEAST_COMPILED_BUCKET = 2**20  # the first bucket of DDP, which must be the smallest
@@ -167,4 +167,4 @@ def _defaults(key: str, task: str) -> tuple[Any, Any]:
     value: Any = _DEFAULTS
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value, TASKS[task].defaults.get(key, value)
+    return value, spec_of(task).defaults.get(key, value)

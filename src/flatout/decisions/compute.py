@@ -105,16 +105,15 @@ def choose_log_interval(wanted: int | str, waits: bool) -> Choice[int]:
 def choose_optimizer(train: TrainConfig, can_fuse: bool) -> Choice[dict[str, Any]]:
     """The optimizer's name and the arguments it is made with; weight decay is each parameter group's own.
 
-    `can_fuse`: all parameters are whole tensors on CUDA, where one kernel updates many of them.
+    `can_fuse`: all parameters are on CUDA, where one kernel updates many of them.
     """
     fused = True if can_fuse else None
     given: dict[str, Any] = {"lr": train.lr}
     if train.optimizer == "sgd":
         given |= {"momentum": train.momentum, "nesterov": train.momentum > 0, "fused": fused}
     else:
-        given |= {"betas": (_BETA1, train.beta2)}
-        given |= {"fused": fused} if train.optimizer == "adamw" else {}
-    kernel = "one fused kernel on CUDA" if can_fuse else "no fused kernel: not all parameters are whole, on CUDA"
+        given |= {"betas": (_BETA1, train.beta2), "fused": fused}
+    kernel = "one fused kernel on CUDA" if can_fuse else "no fused kernel: not all parameters are on CUDA"
     return Choice({"name": train.optimizer, **given}, f"train.optimizer is {train.optimizer}; {kernel}")
 
 

@@ -87,7 +87,7 @@ def _fits(inner: Any, told: Mapping[str, Any]) -> bool:
 
 
 def _same_kind(assumed: Any, told: Any) -> bool:
-    if assumed is None or told is None:
+    if assumed is None:
         return told is None or isinstance(told, str | int | float)
     if isinstance(assumed, bool) or isinstance(told, bool):
         return isinstance(assumed, bool) and isinstance(told, bool)

@@ -60,7 +60,12 @@ def test_the_arguments_of_every_optimizer() -> None:
     assert sgd == {"name": "sgd", "lr": 0.1, "momentum": 0.0, "nesterov": False, "fused": None}
     adamw = choose_optimizer(TrainConfig(optimizer="adamw", lr=0.1, beta2=0.95), True).value
     assert adamw == {"name": "adamw", "lr": 0.1, "betas": (0.9, 0.95), "fused": True}
-    assert choose_optimizer(TrainConfig(optimizer="lamb", lr=0.1), True).value.keys() == {"name", "lr", "betas"}
+    assert choose_optimizer(TrainConfig(optimizer="lamb", lr=0.1), True).value.keys() == {
+        "name",
+        "lr",
+        "betas",
+        "fused",
+    }
 
 
 def test_interfaces() -> None:

@@ -49,7 +49,10 @@ def test_old_and_foreign_runs_count_as_the_default_task() -> None:
     ("values", "said"),
     [
         ({"task": "x"}, "task is 'x': input should be 'classification' or 'translation'"),
-        ({"checkpoint": {"metric": "x"}}, "should be 'top1', 'top5', 'bleu', 'val_loss' or 'train_loss'"),
+        (
+            {"checkpoint": {"metric": "x"}},
+            "checkpoint.metric is x, but classification has top1, top5, val_loss, train_loss",
+        ),
         ({"checkpoint": {"metric": "bleu"}}, "checkpoint.metric is bleu, but classification has top1, top5"),
         ({"task": "translation", "device": "emulated"}, "its steps depend on sentence lengths; use cpu or cuda"),
         ({"task": "translation", "data": {"stage": "off"}}, "it takes effect only when task is classification"),

@@ -83,8 +83,8 @@ def saving(folder: Path, said: list[str]) -> Saving:
         config=load_config({}).config, dataset=dataset, opened=SimpleNamespace(global_batch=2, files={})
     )
     learner: Any = SimpleNamespace(precision=SimpleNamespace(scalars=dict))
-    other: Any = SimpleNamespace(attempt=1, save=lambda: None)
-    return Saving(setup, learner, RunDirectory(folder), SingleProcess(), other, other, other, said.append)
+    other: Any = SimpleNamespace(attempt=1, save=lambda: None, write=lambda: None)
+    return Saving(setup, learner, RunDirectory(folder), SingleProcess(), other, other, other, other, said.append)
 
 
 def test_a_full_disk_is_a_warning_until_it_was_full_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
