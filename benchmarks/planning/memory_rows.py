@@ -13,15 +13,15 @@ from trace_models import load_traces, trace_key
 from zoo import samples_per_row
 
 from flatout.planning.cards import load_cards
-from flatout.planning.memory import MARGIN, Setup, memory_of
+from flatout.planning.memory import MARGIN, MemorySetup, memory_of
 from flatout.planning.tracing import trace
-from flatout.planning.work import Work
+from flatout.planning.work import TracedWork
 
 ALLOWED = 0.10
 """How far above a card's memory a batch that is known to run may be computed to be."""
 
 
-def recomputing(model: str, pixels: int) -> Work:
+def recomputing(model: str, pixels: int) -> TracedWork:
     """Our own model with gradient checkpointing: the source does not say which blocks it recomputed."""
     step = step_of(model, pixels, "fp32", "sgd", True, False)
     return trace(type(step)(step.build, step.loss, step.optimizer, "fp32"), (32, 256))
@@ -40,7 +40,7 @@ def read_facts(path: Path) -> tuple[list[tuple[dict[str, str], float]], int]:
         batch = float(row["batch_per_gpu"])
         if row["model"] == "transformer_big":
             batch /= samples_per_row(row["model"], 0)
-        found.append((row, memory_of(work, Setup(round(batch))).peak_bytes))
+        found.append((row, memory_of(work, MemorySetup(round(batch))).peak_bytes))
     return found, left_out
 
 

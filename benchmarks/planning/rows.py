@@ -9,7 +9,7 @@ from trace_models import trace_key
 
 from flatout.planning.cards import Card, load_cards
 from flatout.planning.speed import Columns, columns_of
-from flatout.planning.work import Line, Work
+from flatout.planning.work import Line, TracedWork
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gpu"
 _SUITES = {"lambdal": "lambda", "huggingface": "timm", "ml-energy": "zeus", "NVIDIA": "nvidia", "ryujaehun": "batch12"}
@@ -43,7 +43,7 @@ class Row:
         return self.batch / self.samples_per_second
 
 
-def read_rows(path: Path, traces: dict[str, Work], gpus: str = "1") -> tuple[list[Row], list[str]]:
+def read_rows(path: Path, traces: dict[str, TracedWork], gpus: str = "1") -> tuple[list[Row], list[str]]:
     """One-card rows, and what was left out and why. Samples are the traced model's: sequences, not tokens."""
     rows, left_out = [], []
     cards = load_cards()
@@ -60,7 +60,7 @@ def read_rows(path: Path, traces: dict[str, Work], gpus: str = "1") -> tuple[lis
     return rows, left_out
 
 
-def _row(values: dict[str, str], work: Work, card: Card) -> Row:
+def _row(values: dict[str, str], work: TracedWork, card: Card) -> Row:
     model, batch = values["model"], float(values["batch_per_gpu"])
     each = zoo.samples_per_row(model, int(values["tokens"] or 0))
     if model == "transformer_big":  # its batch is in tokens too
@@ -78,7 +78,7 @@ def _row(values: dict[str, str], work: Work, card: Card) -> Row:
     return Row(card, model, values["precision"], layout, batch, speed, suite, values["note"], columns)
 
 
-def unfused(work: Work) -> Work:
+def unfused(work: TracedWork) -> TracedWork:
     """The optimizer as torch ran it before 2023: four kernels for each tensor of weights, and twice the traffic."""
     products, norms = ("conv", "grouped", "odd_grouped", "depthwise", "matmul"), ("norm",)
     forward = [each for each in work.kernels if each.phase == "forward"]

@@ -17,7 +17,7 @@ from typing import Any
 import zoo
 
 from flatout.planning.tracing import CannotTrace, trace
-from flatout.planning.work import Work
+from flatout.planning.work import TracedWork
 
 STORE = Path(__file__).with_name("traces.json.gz")
 PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "amp": "fp16", "fp16": "half"}
@@ -27,8 +27,8 @@ def trace_key(row: dict[str, str]) -> str:
     return "|".join([row["model"], row["pixels"] or "0", row["tokens"] or "0", PRECISIONS[row["precision"]]])
 
 
-def load_traces(path: Path = STORE) -> dict[str, Work]:
-    return {key: Work.from_dict(values) for key, values in _stored(path).items() if "kernels" in values}
+def load_traces(path: Path = STORE) -> dict[str, TracedWork]:
+    return {key: TracedWork.from_dict(values) for key, values in _stored(path).items() if "kernels" in values}
 
 
 def _stored(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from flatout.commands.planned_data import Sizes, measure_costs, write_pictures  
 from flatout.config.loading import load_config  # noqa: E402
 from flatout.cost.machines import Machine  # noqa: E402
 from flatout.diagnosis.model.step import step_seconds  # noqa: E402
-from flatout.planning.data_path import STORES, Samples, Store, feed_of  # noqa: E402
+from flatout.planning.data_path import STORES, Samples, StoreClass, feed_of  # noqa: E402
 from flatout.tasks.setup import open_task  # noqa: E402
 from servers.faults import Faults  # noqa: E402
 from servers.proxy_client import FaultProxy  # noqa: E402
@@ -142,7 +142,7 @@ def samples_for(case: Case, count: int, each: float, costs: object, path: str) -
         return replace(samples, store="nvme")
     rate, reading = measured_store(path)
     name = f"s3 {case.latency}"
-    STORES[name] = Store(name, 0.0, float("inf"), rate * each, fetchers=32, remote=True)
+    STORES[name] = StoreClass(name, 0.0, float("inf"), rate * each, fetchers=32, remote=True)
     return replace(samples, store=name, decode_seconds=costs.decode + reading)
 
 

@@ -15,8 +15,8 @@ from flatout.config.loading import load_config
 from flatout.errors import ConfigError
 from flatout.planning.cards import Card, find_card, load_cards
 from flatout.planning.estimate import arithmetic_for
-from flatout.planning.memory import MARGIN, Memory, Setup, largest_batch, memory_of
-from flatout.planning.work import Work
+from flatout.planning.memory import MARGIN, MemoryParts, MemorySetup, largest_batch, memory_of
+from flatout.planning.work import TracedWork
 from flatout.reports.plan_text import fit_text
 
 
@@ -29,10 +29,10 @@ def fit_recipe(
     classes = config.data.classes if isinstance(config.data.classes, int) else KNOWN["imagenet"].classes
     shape = Shape(config, classes, side_of(config))
     train, batch = config.train, batch_of(config)
-    setup = Setup(batch, train.accumulate)
-    works: dict[tuple[bool, bool], Work | None] = {}
+    setup = MemorySetup(batch, train.accumulate)
+    works: dict[tuple[bool, bool], TracedWork | None] = {}
 
-    def work(narrow: bool, checkpointing: bool) -> Work | None:
+    def work(narrow: bool, checkpointing: bool) -> TracedWork | None:
         """None where the model cannot recompute its activations."""
         if (narrow, checkpointing) not in works:
             try:
@@ -68,13 +68,13 @@ def fit_recipe(
     }
 
 
-def _held(work: Work | None, setup: Setup) -> Memory:
+def _held(work: TracedWork | None, setup: MemorySetup) -> MemoryParts:
     assert work is not None
     return memory_of(work, setup)
 
 
-def _largest(card: Card, setup: Setup, narrow: bool, checkpointing: bool, work: Any) -> dict[str, int | None]:
-    def size(narrow: bool, checkpointing: bool, setup: Setup) -> int | None:
+def _largest(card: Card, setup: MemorySetup, narrow: bool, checkpointing: bool, work: Any) -> dict[str, int | None]:
+    def size(narrow: bool, checkpointing: bool, setup: MemorySetup) -> int | None:
         traced = work(narrow, checkpointing)
         return None if traced is None else largest_batch(traced, setup, card.memory_bytes)
 
@@ -83,8 +83,8 @@ def _largest(card: Card, setup: Setup, narrow: bool, checkpointing: bool, work: 
         "32 bits": size(False, checkpointing, setup),
         "16 bits": size(True, checkpointing, setup),
         "checkpointing": size(narrow, True, setup),
-        "accumulate 4": size(narrow, checkpointing, Setup(setup.batch, 4)),
-        "fsdp on 4 cards": size(narrow, checkpointing, Setup(setup.batch, setup.accumulate, 4, sharded=True)),
+        "accumulate 4": size(narrow, checkpointing, MemorySetup(setup.batch, 4)),
+        "fsdp on 4 cards": size(narrow, checkpointing, MemorySetup(setup.batch, setup.accumulate, 4, sharded=True)),
     }
 
 

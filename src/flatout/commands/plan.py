@@ -16,11 +16,12 @@ from flatout.config.loading import parse_assignments as parse_assignments
 from flatout.config.schema import Config
 from flatout.cost.catalogue import load_catalogue, read_price_file
 from flatout.cost.machines import OLD_DAYS, Machine, days_old, load_machines
+from flatout.decisions.choice import unless_open
 from flatout.errors import ConfigError
 from flatout.planning.cards import Card, find_card, load_cards
 from flatout.planning.estimate import Correction
-from flatout.planning.options import Job, Option, at_price, cheapest, fastest, frontier, option_for
-from flatout.planning.work import Work
+from flatout.planning.options import Option, PlannedJob, at_price, cheapest, fastest, frontier, option_for
+from flatout.planning.work import TracedWork
 from flatout.runs.directory import write_json
 from flatout.units import parse_bytes, parse_seconds
 
@@ -43,7 +44,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MachinePlan:
     """Every option, the two best and the frontier between them."""
 
     recipe: str
@@ -75,7 +76,7 @@ class Plan:
         }
 
 
-def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], question: Question) -> Plan:
+def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], question: Question) -> MachinePlan:
     """Traces, sizes and prices to options, cheapest first."""
     config = load_config(source, _with_path(question, overrides)).config
     facts = data_facts(config, _sizes(config, question), question.store)
@@ -90,7 +91,7 @@ def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
     if question.accuracy is not None:
         notes.append("--accuracy: epochs to an accuracy are not predicted without a run; epochs are the recipe's")
     made = time.time()
-    plan = Plan(
+    plan = MachinePlan(
         config.name,
         config_digest(config),
         question,
@@ -125,19 +126,19 @@ def _sizes(config: Config, question: Question) -> Sizes | None:
     return Sizes(question.samples, round(0.04 * question.samples), classes, each, width, height)
 
 
-def job_of(config: Config, facts: Facts, question: Question) -> Job:
+def job_of(config: Config, facts: Facts, question: Question) -> PlannedJob:
     shape = Shape(config, max(1, facts.classes), side_of(config))
-    known: dict[tuple[bool, bool], Work] = {}
+    known: dict[tuple[bool, bool], TracedWork] = {}
 
-    def works(narrow: bool, checkpointing: bool) -> Work:
+    def works(narrow: bool, checkpointing: bool) -> TracedWork:
         if (narrow, checkpointing) not in known:
             known[narrow, checkpointing] = traced_work(shape, narrow, checkpointing)
         return known[narrow, checkpointing]
 
-    train, text = config.train, config.task == "translation"
+    train, text = config.train, config.spec.batch_unit == "tokens"
     correction = None if question.measured is None else _correction(question.measured, config, works)
-    workers = config.data.workers if isinstance(config.data.workers, int) else None
-    return Job(
+    workers = unless_open(config.data.workers)
+    return PlannedJob(
         model=config.model.name.rpartition(":")[2],
         works=works,
         samples=facts.samples,
@@ -163,7 +164,7 @@ def batch_of(config: Config) -> int:
     """Samples of one step on one card; of text, pairs of average length that fill its tokens."""
     from flatout.commands.traced_model import PAIR_TOKENS
 
-    if config.task == "translation":
+    if config.spec.batch_unit == "tokens":
         return max(1, config.data.batch_tokens // (2 * PAIR_TOKENS))
     if config.data.global_batch is None:
         return config.data.batch_size
@@ -172,7 +173,7 @@ def batch_of(config: Config) -> int:
 
 
 def side_of(config: Config) -> int:
-    if config.task == "translation":
+    if config.spec.batch_unit == "tokens":
         return 0
     from flatout.data.pixels.views import resolve_view
 
@@ -257,7 +258,7 @@ def _correction(directory: Path, config: Config, works: Any) -> Correction:
     return Correction(calibration.device.step_seconds(batch) / told, card.name, str(directory))
 
 
-def keep_plan(plan: Plan, folder: Path, emitted_digest: str | None = None) -> Path:
+def keep_plan(plan: MachinePlan, folder: Path, emitted_digest: str | None = None) -> Path:
     """Stored under runs/plans, where `flatout plan --score` finds it. A run follows it that trains the recipe as it was
     planned, or as it was emitted for one machine."""
     digests = [plan.digest, *([emitted_digest] if emitted_digest else [])]

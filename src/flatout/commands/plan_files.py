@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flatout.commands.plan import Plan
+from flatout.commands.plan import MachinePlan
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.errors import BadFile, ConfigError
 from flatout.planning.emit import emitted_files, tuned
@@ -24,7 +24,11 @@ PLANS = "plans"
 
 
 def emit(
-    plan: Plan, source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any], folder: Path, name: str | None
+    plan: MachinePlan,
+    source: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    folder: Path,
+    name: str | None,
 ) -> tuple[list[Path], str]:
     """The tuned recipe and a file for SkyPilot, Slurm and a shell, for the named option or the cheapest; and the digest
     by which a run of it is known."""
@@ -42,7 +46,7 @@ def emit(
     return written, config_digest(config)
 
 
-def _chosen(plan: Plan, name: str | None) -> Option:
+def _chosen(plan: MachinePlan, name: str | None) -> Option:
     option = plan.cheapest or plan.fastest if name is None else next((o for o in plan.options if o.name == name), None)
     if option is None:
         asked = "nothing fits within the limits" if name is None else f"no option is called {name!r}"

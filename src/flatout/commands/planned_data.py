@@ -14,6 +14,7 @@ from pathlib import Path
 from flatout.commands.traced_model import PAIR_TOKENS, cache_folder
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
+from flatout.decisions.loading import is_url
 from flatout.errors import ConfigError, DataError, FlatoutError
 from flatout.planning.data_path import STORES, Samples
 from flatout.runs.directory import write_text
@@ -62,8 +63,8 @@ def data_facts(config: Config, given: Sizes | None, store: str | None) -> Facts:
     """`given` are sizes or those of a known dataset; else the data itself is opened. `store` None: where it lies."""
     if store is not None and store not in STORES:
         raise ConfigError(f"--store is {store!r}; it must be one of {', '.join(STORES)}")
-    where = store or ("s3" if "://" in config.data.path else "local")
-    if config.task == "translation":
+    where = store or ("s3" if is_url(config.data.path) else "local")
+    if config.spec.batch_unit == "tokens":
         return _text_facts(config, given, where)
     if given is not None:
         return Facts(_made_up(config, given, where), given.classes)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.config.schema import Config
 from flatout.errors import ConfigError
-from flatout.planning.work import FORMAT, Line, Work
+from flatout.planning.work import FORMAT, Line, TracedWork
 from flatout.runs.directory import write_text
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class Shape:
         }
 
 
-def traced_work(shape: Shape, narrow: bool, checkpointing: bool) -> Work:
+def traced_work(shape: Shape, narrow: bool, checkpointing: bool) -> TracedWork:
     """The step at 16 bits (`narrow`) or 32. A model that cannot be traced is a ConfigError of one line."""
     key = shape.key(narrow, checkpointing)
     path = cache_folder("traces") / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # absent, damaged or of another format: traced again
-        return Work.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return TracedWork.from_dict(json.loads(path.read_text(encoding="utf-8")))
     work = _trace(shape, narrow, checkpointing)
     with suppress(OSError):  # without a cache the next plan only takes longer
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,20 +85,20 @@ def _package_versions(model: str) -> dict[str, str]:
     return found
 
 
-def _trace(shape: Shape, narrow: bool, checkpointing: bool) -> Work:
+def _trace(shape: Shape, narrow: bool, checkpointing: bool) -> TracedWork:
     from flatout.engine.optimizers import optimizer_for
     from flatout.planning.tracing import CannotTrace, Step, trace
 
     config = shape.config.model_copy(
         update={"train": shape.config.train.model_copy(update={"checkpointing": checkpointing, "compile": False})}
     )
-    build, loss, unit = _text_job(config) if config.task == "translation" else _image_job(config, shape)
+    build, loss, unit = _text_job(config) if config.spec.batch_unit == "tokens" else _image_job(config, shape)
     step = Step(
         build,
         loss,
         lambda model: optimizer_for(model, config.train),
         "fp16" if narrow else "fp32",
-        config.train.channels_last and config.task == "classification",
+        config.train.channels_last and config.spec.has_images,
         unit=unit,
     )
     try:
@@ -150,7 +150,7 @@ def _text_job(config: Config) -> Any:
     return build, loss, "sentence pairs"
 
 
-def _with_average(work: Work) -> Work:
+def _with_average(work: TracedWork) -> TracedWork:
     """Averaged weights are one more copy of them."""
     from dataclasses import replace
 

@@ -38,7 +38,7 @@ _VCPUS_PER_CARD = 8.0
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreClass:
     """A class of storage as its tenants find it."""
 
     name: str
@@ -51,11 +51,11 @@ class Store:
 
 
 STORES = {
-    "nvme": Store("local NVMe", 0.0001, 1e9, 1.5e9),
-    "disk": Store("network disk (gp3)", 0.001, 125e6, 125e6),
-    "s3": Store("object store", 0.03, 60e6, 1.2e9, fetchers=64, remote=True),
-    "memory": Store("memory", 0.0, math.inf, math.inf),
-    "unknown": Store("a disk that no catalogue names", 0.0005, 400e6, 400e6),
+    "nvme": StoreClass("local NVMe", 0.0001, 1e9, 1.5e9),
+    "disk": StoreClass("network disk (gp3)", 0.001, 125e6, 125e6),
+    "s3": StoreClass("object store", 0.03, 60e6, 1.2e9, fetchers=64, remote=True),
+    "memory": StoreClass("memory", 0.0, math.inf, math.inf),
+    "unknown": StoreClass("a disk that no catalogue names", 0.0005, 400e6, 400e6),
 }
 """Besides these, `local` is the machine's own disk, and memory once the files of an epoch have been read into it."""
 _UNKNOWN_NETWORK_GBPS = 5.0
@@ -85,7 +85,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Feed:
+class DataFeed:
     """What limits the samples on one machine."""
 
     per_second: Interval
@@ -108,7 +108,7 @@ def family_factor(machine: Machine) -> tuple[float, float]:
 
 def feed_of(
     samples: Samples, machine: Machine, batch: float, epochs: int, cached: bool, host_cores: float = 0.0
-) -> Feed:
+) -> DataFeed:
     """Samples per second of a warm epoch. `host_cores` are the training threads' own: they launch kernels."""
     factor, spread = family_factor(machine)
     vcpus = machine.vcpus or _VCPUS_PER_CARD * machine.gpus
@@ -132,7 +132,7 @@ def feed_of(
     if not known and limit != "decode":
         spread = max(spread, UNKNOWN_FAMILY_SPREAD)
     wide = Interval(rate, rate * math.exp(-spread), rate * math.exp(spread))
-    return Feed(wide, limit, vcpus, held)
+    return DataFeed(wide, limit, vcpus, held)
 
 
 def _fits_memory(samples: Samples, machine: Machine) -> bool:
@@ -150,7 +150,7 @@ def store_name(samples: Samples, machine: Machine, epochs: int) -> str:
     return machine.local_disk if machine.local_disk in STORES else "unknown"
 
 
-def _loading(store: Store, machine: Machine, cores: float) -> tuple[Loading, str, bool]:
+def _loading(store: StoreClass, machine: Machine, cores: float) -> tuple[Loading, str, bool]:
     """With what limits the store, and whether that is known."""
     cap, limit, known = store.bytes_per_second, "disk", store is not STORES["unknown"]
     if store.remote:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from flatout.decisions.choice import unless_open
 from flatout.diagnosis.model.device import DeviceTime
 from flatout.diagnosis.model.interval import Interval
 from flatout.planning.cards import Card
 from flatout.planning.speed import NAMES, Floats, columns_of, step_seconds
-from flatout.planning.work import Work
+from flatout.planning.work import TracedWork
 
 _SHIPPED = Path(__file__).with_name("coefficients.json")
 _UNKNOWN_MODEL = 0.08
@@ -72,8 +73,7 @@ def load_coefficients(path: Path = _SHIPPED) -> Coefficients:
 def arithmetic_for(card: Card, precision: str, tf32: bool) -> str:
     """What `train.precision` means on a card: amp (16 bits), tf32 or fp32. Without tensor cores 16 bits gain nothing,
     and `auto` stays with fp32 there, as training does."""
-    if precision == "auto":
-        precision = "16" if card.fp16_tensor_tflops is not None else "fp32"
+    precision = unless_open(precision) or ("16" if card.fp16_tensor_tflops is not None else "fp32")
     if precision in ("16", "bf16", "fp16"):
         return "amp"
     return "tf32" if tf32 and card.tf32_tflops is not None else "fp32"
@@ -87,7 +87,7 @@ def basis_of(card: Card, model: str, arithmetic: str, told: Coefficients) -> Bas
 
 
 def speed_of(
-    work: Work,
+    work: TracedWork,
     batch: float,
     card: Card,
     arithmetic: str,
@@ -112,7 +112,7 @@ def speed_of(
     return Speed(Interval(whole, whole * math.exp(-wide), whole * math.exp(wide)), basis, device)
 
 
-def host_share(work: Work, step: float) -> float:
+def host_share(work: TracedWork, step: float) -> float:
     """Of a core: launching a step's kernels, and a little for the loop around them."""
     launching = (
         sum(each.count for each in work.kernels) * load_coefficients().vector[NAMES.index("launch_microseconds")]
@@ -121,7 +121,13 @@ def host_share(work: Work, step: float) -> float:
 
 
 def _seconds(
-    work: Work, batch: float, card: Card, arithmetic: str, channels_last: bool | None, model: str, told: Coefficients
+    work: TracedWork,
+    batch: float,
+    card: Card,
+    arithmetic: str,
+    channels_last: bool | None,
+    model: str,
+    told: Coefficients,
 ) -> float:
     jobs = columns_of(work, batch, card, arithmetic, channels_last)
     keys = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flatout.diagnosis.model.memory import CONTEXT_BYTES, NCCL_BYTES
-from flatout.planning.work import Work
+from flatout.planning.work import TracedWork
 
 WORKSPACE_SHARE = 1.0
 """cuDNN's workspace, in terms of the step's largest tensor: the gradient of its convolution keeps one beside it."""
@@ -22,7 +22,7 @@ SHARDED_LAYERS = 0.1
 
 
 @dataclass(frozen=True)
-class Setup:
+class MemorySetup:
     """How a batch is held."""
 
     batch: int
@@ -34,7 +34,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryParts:
     """Bytes by part; they add up to the peak as nvidia-smi shows it."""
 
     parts: Mapping[str, float]
@@ -50,7 +50,7 @@ class Memory:
         return {**self.parts, "peak": self.peak_bytes}
 
 
-def memory_of(work: Work, setup: Setup) -> Memory:
+def memory_of(work: TracedWork, setup: MemorySetup) -> MemoryParts:
     """Where parts of a batch follow each other, gradients stay from one to the next."""
     part_batch = math.ceil(setup.batch / setup.accumulate)
     traced = {part: line.at(part_batch) for part, line in work.memory.items()}
@@ -63,7 +63,7 @@ def memory_of(work: Work, setup: Setup) -> Memory:
         traced["activations"] += whole
     workspace = WORKSPACE_SHARE * work.largest_activation.at(part_batch)
     workspace = min(max(workspace, LEAST_WORKSPACE_BYTES), MOST_WORKSPACE_BYTES)
-    return Memory(
+    return MemoryParts(
         {
             **traced,
             "workspace": workspace,
@@ -73,11 +73,11 @@ def memory_of(work: Work, setup: Setup) -> Memory:
     )
 
 
-def largest_batch(work: Work, setup: Setup, card_bytes: float, margin: float = MARGIN) -> int:
+def largest_batch(work: TracedWork, setup: MemorySetup, card_bytes: float, margin: float = MARGIN) -> int:
     """The largest batch of one step that fits, as a multiple of `accumulate`; 0 where not even one sample does."""
 
     def fits(batch: int) -> bool:
-        held = memory_of(work, Setup(batch * setup.accumulate, setup.accumulate, setup.ranks, setup.sharded))
+        held = memory_of(work, MemorySetup(batch * setup.accumulate, setup.accumulate, setup.ranks, setup.sharded))
         return held.fits(card_bytes, margin)
 
     if not fits(1):

@@ -13,10 +13,10 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import RunParts
 from flatout.diagnosis.model.step import step_seconds
 from flatout.planning.cards import Card
-from flatout.planning.data_path import Feed, Samples, feed_of, store_name
+from flatout.planning.data_path import DataFeed, Samples, feed_of, store_name
 from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_share, speed_of
-from flatout.planning.memory import Memory, Setup, largest_batch, memory_of
-from flatout.planning.work import Work
+from flatout.planning.memory import MemoryParts, MemorySetup, largest_batch, memory_of
+from flatout.planning.work import TracedWork
 
 _STARTUP = Interval(60.0, 20.0, 180.0)
 """Interpreter, torch, CUDA and the first batches; the machine's own boot is not in it."""
@@ -32,11 +32,11 @@ _RESIZED_SHARE = 0.35
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """A recipe as the planner sees it. `works(narrow, checkpointing)` is its traced step."""
 
     model: str
-    works: Callable[[bool, bool], Work]
+    works: Callable[[bool, bool], TracedWork]
     samples: Samples
     batch: int
     epochs: int
@@ -57,7 +57,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeChange:
     """A key of the recipe for this machine. What is applied is in the figures; the rest is advice with its gain."""
 
     key: str
@@ -79,7 +79,7 @@ class Option:
     card: Card
     spot: bool
     fits: bool
-    memory: Memory
+    memory: MemoryParts
     largest_batch: int
     device_per_second: Interval
     per_second: Interval
@@ -87,7 +87,7 @@ class Option:
     hours: Interval
     usd: Interval | None
     basis: Basis
-    changes: tuple[Change, ...]
+    changes: tuple[RecipeChange, ...]
     precision: str
     waiting_share: float
     """Of a step: the device has nothing to do."""
@@ -129,14 +129,14 @@ class Option:
 class _Held:
     """How the job is made to fit."""
 
-    work: Work
-    setup: Setup
-    memory: Memory
+    work: TracedWork
+    setup: MemorySetup
+    memory: MemoryParts
     fits: bool
-    changes: tuple[Change, ...]
+    changes: tuple[RecipeChange, ...]
 
 
-def option_for(job: Job, machine: Machine, card: Card, spot: bool = False) -> Option:
+def option_for(job: PlannedJob, machine: Machine, card: Card, spot: bool = False) -> Option:
     """Everything about the job on this machine."""
     arithmetic = arithmetic_for(card, job.precision, job.tf32)
     ranks = machine.gpus * job.nodes
@@ -190,14 +190,14 @@ def _ends(interval: Interval) -> tuple[float, float, float]:
     return interval.value, interval.low, interval.high
 
 
-def _make_fit(job: Job, card: Card, arithmetic: str, ranks: int) -> _Held:
+def _make_fit(job: PlannedJob, card: Card, arithmetic: str, ranks: int) -> _Held:
     """As it is; else the batch cut into parts; else activations recomputed. What none of it saves is told as it is."""
     narrow = arithmetic == "amp"
     tried: list[_Held] = []
 
-    def attempt(checkpointing: bool, accumulate: int, sharded: bool, changes: Sequence[Change]) -> _Held:
+    def attempt(checkpointing: bool, accumulate: int, sharded: bool, changes: Sequence[RecipeChange]) -> _Held:
         work = job.works(narrow, checkpointing)
-        setup = Setup(job.batch, accumulate, ranks, sharded)
+        setup = MemorySetup(job.batch, accumulate, ranks, sharded)
         memory = memory_of(work, setup)
         tried.append(_Held(work, setup, memory, memory.fits(card.memory_bytes), tuple(changes)))
         return tried[-1]
@@ -209,12 +209,12 @@ def _make_fit(job: Job, card: Card, arithmetic: str, ranks: int) -> _Held:
     parts = job.accumulate
     while parts < min(_MOST_PARTS, job.batch):
         parts *= 2
-        change = Change("train.accumulate", parts, too_much, applied=True)
+        change = RecipeChange("train.accumulate", parts, too_much, applied=True)
         if attempt(job.checkpointing, parts, job.sharded, [change]).fits:
             return tried[-1]
     if job.can_checkpoint and not job.checkpointing:
-        change = Change("train.checkpointing", True, too_much, applied=True)
-        cut = Change("train.accumulate", parts, too_much, applied=True)
+        change = RecipeChange("train.checkpointing", True, too_much, applied=True)
+        cut = RecipeChange("train.accumulate", parts, too_much, applied=True)
         if (
             attempt(True, job.accumulate, job.sharded, [change]).fits
             or attempt(True, parts, job.sharded, [change, cut]).fits
@@ -223,7 +223,7 @@ def _make_fit(job: Job, card: Card, arithmetic: str, ranks: int) -> _Held:
     return plain
 
 
-def _exposed(job: Job, machine: Machine, card: Card, work: Work, device: float, ranks: int) -> Interval:
+def _exposed(job: PlannedJob, machine: Machine, card: Card, work: TracedWork, device: float, ranks: int) -> Interval:
     """Gradients on the wire that the backward pass does not hide, bucket by bucket."""
     if ranks == 1:
         return Interval.exact(0.0)
@@ -242,7 +242,7 @@ def _exposed(job: Job, machine: Machine, card: Card, work: Work, device: float, 
     return Interval(exposed(1.0), exposed(best), exposed(worst))
 
 
-def _run_seconds(job: Job, step: Interval, device: Interval, ranks: int, work: Work) -> Interval:
+def _run_seconds(job: PlannedJob, step: Interval, device: Interval, ranks: int, work: TracedWork) -> Interval:
     steps = max(1, math.ceil(job.samples.count / (job.batch * ranks)))
     epochs = job.epochs
     if job.max_steps is not None:
@@ -262,45 +262,45 @@ def _run_seconds(job: Job, step: Interval, device: Interval, ranks: int, work: W
     ).run_seconds()
 
 
-def _layout_changes(job: Job, machine: Machine, feed: Feed) -> list[Change]:
+def _layout_changes(job: PlannedJob, machine: Machine, feed: DataFeed) -> list[RecipeChange]:
     """Keys that make the recipe use the machine; they change no sample and no weight."""
     changes = []
     if machine.gpus * job.nodes > 1:
-        changes.append(Change("parallel.mode", "ddp", f"{machine.gpus} cards a machine", applied=True))
-        changes.append(Change("parallel.devices", machine.gpus, f"{machine.gpus} cards a machine", applied=True))
+        changes.append(RecipeChange("parallel.mode", "ddp", f"{machine.gpus} cards a machine", applied=True))
+        changes.append(RecipeChange("parallel.devices", machine.gpus, f"{machine.gpus} cards a machine", applied=True))
     if job.nodes > 1:
-        changes.append(Change("parallel.nodes", job.nodes, "as asked with --nodes", applied=True))
+        changes.append(RecipeChange("parallel.nodes", job.nodes, "as asked with --nodes", applied=True))
     if (
         job.workers is not None
         and machine.vcpus is not None
         and job.workers < int(feed.vcpus)
         and feed.limit == "decode"
     ):
-        changes.append(Change("data.workers", "auto", f"{int(feed.vcpus)} vCPUs decode here", applied=True))
+        changes.append(RecipeChange("data.workers", "auto", f"{int(feed.vcpus)} vCPUs decode here", applied=True))
     return changes
 
 
-def _advice(job: Job, option: Option, feed: Feed) -> list[Change]:
+def _advice(job: PlannedJob, option: Option, feed: DataFeed) -> list[RecipeChange]:
     """What would make it faster and is not ours to decide: other pixels, other arithmetic."""
     advice = []
     device, now = option.device_per_second.value, option.per_second.value
     if option.limit == "decode" and option.waiting_share > 0.05:
         resized = min(device, now / _RESIZED_SHARE) / now
         why = f"{feed.vcpus:g} vCPUs decode {feed.per_second.value:.0f} samples/s, the device takes {device:.0f}"
-        advice.append(Change("data.path", "a pack of resized images", why, applied=False, gain=resized))
+        advice.append(RecipeChange("data.path", "a pack of resized images", why, applied=False, gain=resized))
     if option.limit in ("store", "network") and option.waiting_share > 0.05 and job.samples.store == "s3":
         why = "the store cannot keep up: copy the data once"
-        advice.append(Change("data.stage", "auto", why, applied=False, gain=device / now))
+        advice.append(RecipeChange("data.stage", "auto", why, applied=False, gain=device / now))
     if option.precision != "amp" and option.card.fp16_tensor_tflops is not None:
         gain = _gain(job, option, job.channels_last)
-        advice.append(Change("train.precision", "auto", "16 bits on tensor cores", applied=False, gain=gain))
+        advice.append(RecipeChange("train.precision", "auto", "16 bits on tensor cores", applied=False, gain=gain))
     if job.channels_last is False and option.precision == "amp":
         gain = _gain(job, option, channels_last=True)
-        advice.append(Change("train.channels_last", True, "tensor cores want it", applied=False, gain=gain))
+        advice.append(RecipeChange("train.channels_last", True, "tensor cores want it", applied=False, gain=gain))
     return advice
 
 
-def _gain(job: Job, option: Option, channels_last: bool | None) -> float | None:
+def _gain(job: PlannedJob, option: Option, channels_last: bool | None) -> float | None:
     """Of 16 bits in this layout, on the device alone."""
     if option.speed is None:
         return None
@@ -309,7 +309,7 @@ def _gain(job: Job, option: Option, channels_last: bool | None) -> float | None:
     return option.speed.seconds.value / speed.seconds.value
 
 
-def _notes(job: Job, machine: Machine, card: Card, feed: Feed) -> tuple[str, ...]:
+def _notes(job: PlannedJob, machine: Machine, card: Card, feed: DataFeed) -> tuple[str, ...]:
     notes = []
     if machine.only_card:
         notes.append("the price is the card's alone; the machine around it comes on top")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.planning.cards import Card
-from flatout.planning.work import Kernels, Work
+from flatout.planning.work import Kernels, TracedWork
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -92,7 +92,7 @@ class Columns:
 
 
 def columns_of(
-    work: Work, batch: float, card: Card, precision: str, channels_last: bool | None, old_host: bool = False
+    work: TracedWork, batch: float, card: Card, precision: str, channels_last: bool | None, old_host: bool = False
 ) -> Columns:
     """`precision`: fp32 (all 24 bits), tf32, amp or fp16. `channels_last` None: text, or not known. `old_host`:
     launched by a host and a torch of 2019, as some of the measurements were."""

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from flatout.planning.device_rules import CudaRules
-from flatout.planning.work import PARTS, Kernels, Line, Work
+from flatout.planning.work import PARTS, Kernels, Line, TracedWork
 
 _BLOCK_BYTES = 512
 """What torch's CUDA allocator rounds every tensor up to."""
@@ -105,7 +105,7 @@ class _Trace:
     largest: float = 0.0
 
 
-def trace(step: Step, batches: tuple[int, int]) -> Work:
+def trace(step: Step, batches: tuple[int, int]) -> TracedWork:
     """The step's work as lines through two traced batches. Raises CannotTrace with the reason in one line."""
     small, large = (_run(step, batch) for batch in batches)
     if [each.kind for each in small.kernels] != [each.kind for each in large.kernels]:
@@ -114,7 +114,7 @@ def trace(step: Step, batches: tuple[int, int]) -> Work:
     forward, backward = (
         sum(each.flops for each in large.kernels if each.phase == phase) for phase in ("forward", "backward")
     )
-    return Work(
+    return TracedWork(
         _grouped(small.kernels, large.kernels, ends),
         _memory_lines(small.peak, large.peak, ends),
         large.parameters,

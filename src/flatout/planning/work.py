@@ -65,7 +65,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Work:
+class TracedWork:
     """One step of one model at one precision and layout."""
 
     kernels: tuple[Kernels, ...]
@@ -104,7 +104,7 @@ class Work:
         return {**asdict(self), "kernels": rows, "format": FORMAT}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Work:
+    def from_dict(cls, values: Mapping[str, Any]) -> TracedWork:
         """What `to_dict` gave; a trace of another format is a KeyError, and whoever stored it traces again."""
         if values["format"] != FORMAT:
             raise KeyError("format")

@@ -8,8 +8,8 @@ from flatout.cost.machines import Machine
 from flatout.planning.cards import find_card
 from flatout.planning.data_path import Samples, feed_of
 from flatout.planning.emit import emitted_files, tuned
-from flatout.planning.options import Job, Option, cheapest, fastest, frontier, option_for
-from flatout.planning.work import Kernels, Line, Work
+from flatout.planning.options import Option, PlannedJob, cheapest, fastest, frontier, option_for
+from flatout.planning.work import Kernels, Line, TracedWork
 
 
 def machine(name: str = "g4dn.xlarge", gpu: str = "T4", **changes: object) -> Machine:
@@ -17,7 +17,7 @@ def machine(name: str = "g4dn.xlarge", gpu: str = "T4", **changes: object) -> Ma
     return replace(base, **changes)
 
 
-def work(narrow: bool, checkpointing: bool) -> Work:
+def work(narrow: bool, checkpointing: bool) -> TracedWork:
     """Of ResNet-50's size: 24 GFLOP and 45 MB of activations a sample at 16 bits."""
     held = (12e6 if checkpointing else 45e6) * (1 if narrow else 2)
     kernels = (
@@ -26,14 +26,14 @@ def work(narrow: bool, checkpointing: bool) -> Work:
     )
     memory = {"weights": Line(100e6, 0), "gradients": Line(0, 0), "optimizer": Line(100e6, 0),
               "activations": Line(0, held)}  # fmt: skip
-    return Work(kernels, memory, 25_000_000, 100e6, 1 / 3, Line(0, 1.6e6))
+    return TracedWork(kernels, memory, 25_000_000, 100e6, 1 / 3, Line(0, 1.6e6))
 
 
 SAMPLES = Samples(100_000, 5_000, 110_000, 0.003, 0.001, 560_000, "measured here")
 
 
-def job(**changes: object) -> Job:
-    return replace(Job("resnet50", work, SAMPLES, batch=256, epochs=10), **changes)
+def job(**changes: object) -> PlannedJob:
+    return replace(PlannedJob("resnet50", work, SAMPLES, batch=256, epochs=10), **changes)
 
 
 def option(where: Machine | None = None, spot: bool = False, **changes: object) -> Option:
@@ -97,7 +97,7 @@ def test_a_batch_that_does_not_fit_is_cut_into_parts():
 
 
 def test_what_nothing_saves_is_told_as_not_fitting():
-    def huge(narrow: bool, checkpointing: bool) -> Work:
+    def huge(narrow: bool, checkpointing: bool) -> TracedWork:
         memory = {**work(narrow, checkpointing).memory, "weights": Line(40e9, 0)}
         return replace(work(narrow, checkpointing), memory=memory)
 

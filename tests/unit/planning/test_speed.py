@@ -6,15 +6,17 @@ from flatout.errors import ConfigError
 from flatout.planning.cards import find_card, load_cards
 from flatout.planning.estimate import Basis, Correction, arithmetic_for, load_coefficients, speed_of
 from flatout.planning.speed import NAMES
-from flatout.planning.work import Kernels, Line, Work
+from flatout.planning.work import Kernels, Line, TracedWork
 
 
-def work(kind: str = "conv", flops: float = 1e9, moved: float = 1e6, narrow: bool = True) -> Work:
+def work(kind: str = "conv", flops: float = 1e9, moved: float = 1e6, narrow: bool = True) -> TracedWork:
     kernels = (Kernels(kind, "forward", 256, 10, Line(0, flops), Line(0, moved), narrow),)
-    return Work(kernels, {}, 1, 4.0, 1 / 3, Line(0, 0))
+    return TracedWork(kernels, {}, 1, 4.0, 1 / 3, Line(0, 0))
 
 
-def seconds(traced: Work, card: str, arithmetic: str = "amp", inside: bool | None = True, batch: float = 64) -> float:
+def seconds(
+    traced: TracedWork, card: str, arithmetic: str = "amp", inside: bool | None = True, batch: float = 64
+) -> float:
     return speed_of(traced, batch, find_card(card), arithmetic, inside, "some-model").seconds.value
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flatout.planning.tracing import CannotTrace, Step, trace, traced_peak
-from flatout.planning.work import Work
+from flatout.planning.work import TracedWork
 from flatout.tasks.classification.models import build_model
 
 
@@ -109,7 +109,7 @@ def test_a_constructor_that_reads_values_is_traced_all_the_same():
 
 def test_work_survives_being_stored():
     work = trace(linear_step(), (8, 16))
-    assert Work.from_dict(work.to_dict()) == work
+    assert TracedWork.from_dict(work.to_dict()) == work
 
 
 def test_the_line_through_two_batches_meets_a_third():
