@@ -116,8 +116,7 @@ class Session:
             if cause is error:
                 raise
             raise cause from None
-        with self._recorder.span("other"):
-            self._conclude(job)
+        self._conclude(job)
         if job.stopped is not None and is_interruption(job.stopped):
             if ranks.rank != 0:
                 raise EndedBySomeRank(job.stopped, Interrupted.exit_code, quiet=True)
@@ -266,12 +265,9 @@ class Session:
 
     def _conclude(self, job: Job) -> None:
         """The last summary. Training is over and saved: what goes wrong here says so."""
-        tensors = finite_tensors(job.learner, job.progress.step, keep=self._ranks.rank == 0)
-        status = "completed" if job.stopped is None else "stopped"
         try:
-            if self._saving.keep_home(job.progress.step):
-                self._saving.write(tensors, job.progress)
-            self._accounting.summarise(status, job.stopped, job, state_digest(tensors))
+            with self._recorder.span("other"):  # inside: a full disk fails the span's own line, too
+                self._write_last_records(job)
         except (OSError, NoSpace) as error:
             cause = (
                 f"training ended at step {job.progress.step} and its weights are safe in "
@@ -283,6 +279,13 @@ class Session:
             raise RunFailed(cause) from None
         if self._saving.lost_home is not None:
             self._say(f"WARNING: {self._saving.lost_home}")
+
+    def _write_last_records(self, job: Job) -> None:
+        tensors = finite_tensors(job.learner, job.progress.step, keep=self._ranks.rank == 0)
+        status = "completed" if job.stopped is None else "stopped"
+        if self._saving.keep_home(job.progress.step):
+            self._saving.write(tensors, job.progress)
+        self._accounting.summarise(status, job.stopped, job, state_digest(tensors))
 
 
 def _title(job: Job) -> str:
