@@ -16,7 +16,7 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import fit_memory
 from flatout.diagnosis.model.run import RunParts, break_even_epochs
 from flatout.diagnosis.model.step import serial_step_seconds, step_seconds
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, RunDirectoryError
 from flatout.units import parse_bits_per_second, parse_seconds
 
 _LOCAL_READ_SECONDS = 50e-6  # of one sample from local disk, mostly the page cache
@@ -99,7 +99,10 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
     changed = replace(calibration, device=device)
     seconds, limit = _corrected(changed, settings, world)
     cold, _ = _corrected(changed, _cold(settings, calibration), world, first_epoch=True)
-    error = calibration.step_error + _extrapolation(calibration, settings, world)
+    if seconds <= 0:
+        raise RunDirectoryError("by the records of this run a step takes no time; they are damaged: train it again")
+    # a step of no time would be any number of samples a second: 20 times as fast is the limit of any promise
+    error = min(0.95, calibration.step_error + _extrapolation(calibration, settings, world))
     step = Interval.around(seconds, error)
     parts = _run_parts(changed, settings, step, Interval.around(cold, error))
     ranks = world.ranks or calibration.world_size

@@ -34,6 +34,7 @@ DAMAGE: dict[str, tuple[str, str]] = {
     "a field without end": ("steps.csv", "attempt,step\n1," + "x" * 200_000 + "\n"),
     "spans of other things": ("spans/rank0.jsonl", '5\n[1]\n{"attempt": "x"}\n{"name": [], "own": {}}\n'),
     "a bill without amounts": ("summary.json", '{"status": "completed", "cost": {"lines": [{"name": "node"}]}}'),
+    "a fingerprint by a list": ("summary.json", '{"status": "completed", "data_fingerprint_by": ["content"]}'),
     "a split without its size": (
         "summary.json",
         '{"status": "completed", "data": {"splits": {"train": {"files": 3}}}}',

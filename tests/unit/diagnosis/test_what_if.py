@@ -167,3 +167,9 @@ def test_batches_of_text_are_cut_by_tokens() -> None:
         predict(text, {"data.batch_size": 128})
     with pytest.raises(ConfigError, match=r"cut by data\.batch_size"):
         predict(JOB, {"data.batch_tokens": 8192})
+
+
+def test_steps_that_vary_by_more_than_themselves_have_an_interval_all_the_same() -> None:
+    prediction = predict(replace(JOB, step_error=3.0), {})
+    assert 0 < prediction.step.low < prediction.step.value
+    assert prediction.samples_per_second.high < float("inf")
