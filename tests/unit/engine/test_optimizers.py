@@ -177,6 +177,7 @@ def test_nobody_else_builds_an_optimizer() -> None:
         "engine/learner.py": ["optimizer_for"],
         "engine/parallel/joining.py": ["optimizer_for"],
         "commands/rehearse.py": ["optimizer_for"],
+        "commands/traced_model.py": ["optimizer_for"],  # through the same builder: what a plan traces
     }
 
 
