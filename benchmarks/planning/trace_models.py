@@ -3,7 +3,7 @@
 Most of them are timm's, which is not a dependency: run this in an environment of its own that has torch and timm,
 with PYTHONPATH=src. Traces that are there already are kept.
 
-  PYTHONPATH=src /tmp/plan-timm/bin/python benchmarks/planning/trace_models.py --rows ../shared/data/gpu/throughput.csv
+  PYTHONPATH=src TIMM_VENV/bin/python benchmarks/planning/trace_models.py --rows ../shared/data/gpu/throughput.csv
 """
 
 import argparse

@@ -2,11 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from flatout.analysis.convergence import metric_of
 from flatout.analysis.details import Details
 from flatout.analysis.epoch_ledger import explain_difference
 from flatout.analysis.network import correlation, network_rates, step_times_by_network
-from flatout.config.tasks import spec_of
+from flatout.config.tasks import metric_named, spec_of
 from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_share, format_usd
 
 _ON_DEVICE = ("copy", "forward", "backward", "communication", "optimizer")
@@ -81,8 +80,8 @@ def _accuracy(details: Details) -> str:
     names = [name for name in found if name not in ("best_epoch", "val_loss", "train_loss") and found[name] is not None]
     if not names:
         return "n/a (not validated yet)"
-    metrics = [f"{metric_of(name).title} {metric_of(name).write(found[name])}" for name in names]
-    losses = [f"{metric_of(n).title} {found[n]:.3f}" for n in ("val_loss", "train_loss") if found.get(n) is not None]
+    metrics = [f"{metric_named(name).title} {metric_named(name).write(found[name])}" for name in names]
+    losses = [f"{metric_named(n).title} {found[n]:.3f}" for n in ("val_loss", "train_loss") if found.get(n) is not None]
     best = [] if found.get("best_epoch") is None else [f"best in epoch {found['best_epoch'] + 1}"]
     warning = ["the device is EMULATED: this means nothing"] if is_emulated(details) else []
     return ", ".join([*metrics, *losses, *best, *warning])

@@ -8,8 +8,8 @@ from typing import Any
 from flatout.analysis.comparability import Side, find_caveats
 from flatout.analysis.scaling import Scaling, epoch_usd, scaling
 from flatout.analysis.values import flattened, nested
+from flatout.config.tasks import metric_named
 from flatout.runs import Run
-from flatout.runs.summary import higher_is_better
 from flatout.untrusted import number
 
 _NOT_COMPARED = ("name",)  # a run's own name is its column's title
@@ -124,7 +124,7 @@ def _summary(key: str) -> Callable[[Side], Any]:
 
 
 def _learnt(name: str) -> "_Row":
-    better = "higher" if higher_is_better(name) else "lower"
+    better = metric_named(name).better
     return f"accuracy.{name}", name.replace("_", " "), better, "accuracy", _summary(f"accuracy.{name}")
 
 

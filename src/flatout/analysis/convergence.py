@@ -5,18 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flatout.config.tasks import METRICS, Metric
+from flatout.config.tasks import Metric
 
 _FLAT = 0.01  # of the best value: less than this is noise on validation splits of ordinary size
 _RISE = 0.05  # of the lowest validation loss
 _LAST_SHARE = 0.3  # of the validations: what "lately" means
 _FEWEST = 3  # validations without which a trend is a guess
 _SCHEDULE_END = 0.02  # of the peak learning rate
-
-
-def metric_of(name: str, higher_is_better: bool = True) -> Metric:
-    """A metric by the name of its column; one not known here is written as it is."""
-    return METRICS.get(name) or Metric(name, name.replace("_", " "), higher_is_better)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.analysis.activity import Activity, read_activity
-from flatout.analysis.convergence import judge, metric_of
+from flatout.analysis.convergence import judge
 from flatout.analysis.epoch_ledger import EpochAccount, account_epochs
+from flatout.config.tasks import metric_named
 from flatout.errors import BadFile
 from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
@@ -36,7 +37,7 @@ class Details:
         if found.get("verdict"):
             return dict(found)
         summary, config = self.run.summary, self.run.config
-        metric = metric_of((config.get("checkpoint") or {}).get("metric") or "top1")
+        metric = metric_named((config.get("checkpoint") or {}).get("metric") or "top1")
         classes, emulated = (
             summary.get(part, {}).get(key) for part, key in (("data", "classes"), ("device", "emulated"))
         )

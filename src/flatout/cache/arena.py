@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from flatout.units import format_bytes
 _ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])
 """`end` is 0 for a row that is not there, and negative while it is being written."""
 _LAYOUT = "RGB, or planes where the width is below 0"  # of another one nothing is used again
+Samples = TypeVar("Samples", int, NDArray[np.int64])
 Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], "PixelFile | None"]
 
 
@@ -103,11 +105,12 @@ def kept_bytes(heights: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray
     """Of pictures as an arena has them; as native/planes.c."""
     if not (widths < 0).any():
         return 3 * heights * widths
-    halves = _whole_blocks((heights + 1) // 2) * _whole_blocks((1 - widths) // 2)
-    return np.where(widths < 0, _whole_blocks(heights) * _whole_blocks(-widths) + 2 * halves, 3 * heights * widths)
+    halves = whole_blocks((heights + 1) // 2) * whole_blocks((1 - widths) // 2)
+    return np.where(widths < 0, whole_blocks(heights) * whole_blocks(-widths) + 2 * halves, 3 * heights * widths)
 
 
-def _whole_blocks(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+def whole_blocks(samples: Samples) -> Samples:
+    """Rows or columns of a plane as libjpeg writes them: whole blocks of eight."""
     return (samples + 7) // 8 * 8
 
 

@@ -44,7 +44,8 @@ METRICS = {
 
 def metric_named(name: str) -> Metric:
     """Of a task of the user's own, too: losses and perplexities fall as a model learns, every other metric rises."""
-    own = Metric(name, name, not name.endswith(("loss", "perplexity")), log_line=f"{name} {{:.3f}}")
+    falls = name.endswith(("loss", "perplexity"))
+    own = Metric(name, name.replace("_", " "), not falls, log_line=f"{name} {{:.3f}}")
     return METRICS.get(name, own)
 
 

@@ -80,9 +80,10 @@ class EagerOptimizer(Optimizer):
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
 
 
-class Sgd(EagerOptimizer, torch.optim.SGD):
-    kind, state_names = "sgd", frozenset({"momentum_buffer"})
-    _step_of_torch = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+class _Fusable(EagerOptimizer):
+    """Steps as torch's own does, or, where it is fused, by one kernel for many parameters of a group."""
+
+    _step_of_torch: Callable[..., Any]
 
     def step(self, closure: Any = None) -> Any:
         if not self.defaults["fused"]:
@@ -90,6 +91,14 @@ class Sgd(EagerOptimizer, torch.optim.SGD):
         for group in self.param_groups:
             self._fused_step(group)
         return None
+
+    def _fused_step(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Sgd(_Fusable, torch.optim.SGD):
+    kind, state_names = "sgd", frozenset({"momentum_buffer"})
+    _step_of_torch = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
     @torch.no_grad()
     def _fused_step(self, group: dict[str, Any]) -> None:
@@ -122,16 +131,9 @@ class Sgd(EagerOptimizer, torch.optim.SGD):
             )
 
 
-class AdamW(EagerOptimizer, torch.optim.AdamW):
+class AdamW(_Fusable, torch.optim.AdamW):
     kind, state_names = "adamw", frozenset({"step", "exp_avg", "exp_avg_sq"})
     _step_of_torch = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-    def step(self, closure: Any = None) -> Any:
-        if not self.defaults["fused"]:
-            return self._step_of_torch(closure)
-        for group in self.param_groups:
-            self._fused_step(group)
-        return None
 
     @torch.no_grad()
     def _fused_step(self, group: dict[str, Any]) -> None:

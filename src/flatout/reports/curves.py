@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from flatout.analysis.convergence import metric_of
 from flatout.analysis.details import Details, numbers
-from flatout.config.tasks import Metric
+from flatout.config.tasks import Metric, metric_named
 from flatout.reports.charts import Point, Series, line_chart, scatter_chart
 from flatout.reports.page import join_markup
 from flatout.runs.system import SYSTEM_COLUMNS
@@ -59,7 +58,7 @@ def _metrics(epochs: Sequence[Mapping[str, str]]) -> Markup:
     names = [name for name in (epochs[-1] if epochs else {}) if name not in _NOT_METRICS]
     by_unit: dict[str, list[Metric]] = {}
     for name in names:
-        by_unit.setdefault(metric_of(name).unit, []).append(metric_of(name))
+        by_unit.setdefault(metric_named(name).unit, []).append(metric_named(name))
     at = [int(row["epoch"]) + 1.0 for row in epochs]
     return join_markup(
         line_chart(

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.analysis.answers import answers, is_emulated
-from flatout.analysis.convergence import metric_of
 from flatout.analysis.details import Details
+from flatout.config.tasks import metric_named
 from flatout.reports.page import printable
 from flatout.units import format_seconds, format_share
 
@@ -46,7 +46,7 @@ def _headline(details: Details) -> list[Text]:
     run, found = details.run, details.convergence
     colour = {"completed": "bold green", "running": "bold blue", "stopped": "bold yellow"}.get(run.status, "bold red")
     line = Text(run.status, style=colour)
-    metric = metric_of((run.config.get("checkpoint") or {}).get("metric") or "top1")
+    metric = metric_named((run.config.get("checkpoint") or {}).get("metric") or "top1")
     value = (run.summary.get("accuracy") or {}).get(metric.name)
     if value is not None:
         line.append(f"  {metric.title} {metric.write(value)}", style="bold")

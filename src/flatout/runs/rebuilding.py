@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flatout.config.tasks import metric_named
 from flatout.runs.directory import RunDirectory
 from flatout.runs.steps import StepRow
-from flatout.runs.summary import accuracy, add_parts, higher_is_better, throughput
+from flatout.runs.summary import accuracy, add_parts, throughput
 from flatout.runs.tables import read_table
 from flatout.timeline.reading import read_attempts
 
@@ -36,7 +37,10 @@ def rebuild_summary(
         "cause": KILLED,
         "attempts": max(int(before.get("attempts") or 0), len(attempts)),
         "samples_seen": sum(samples),
-        "accuracy": {**(before.get("accuracy") or {}), **accuracy(epochs, metric, higher_is_better(metric))},
+        "accuracy": {
+            **(before.get("accuracy") or {}),
+            **accuracy(epochs, metric, metric_named(metric).higher_is_better),
+        },
         "throughput": throughput([row.seconds for row in steps], samples),
         "time": {**(before.get("time") or {}), **({"wall_seconds": wall_seconds, "parts": parts} if attempts else {})},
         "data": {**(before.get("data") or {}), "quarantined": len(read_table(directory.quarantine))},

@@ -30,11 +30,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def higher_is_better(metric: str) -> bool:
-    """Losses and perplexities fall as a model learns; every other metric rises."""
-    return not metric.endswith(("loss", "perplexity"))
-
-
 def accuracy(epochs: Sequence[Mapping[str, str]], metric: str, higher_is_better: bool) -> dict[str, Any]:
     """Figures of the last validation, and which epoch was best by the chosen metric."""
 

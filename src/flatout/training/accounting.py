@@ -1,6 +1,5 @@
 """What a run has taken so far, over all its ranks and attempts: loading, seconds, dollars; and its summaries."""
 
-from flatout.config.tasks import metric_named
 from flatout.cost import load_catalogue, spend_rates
 from flatout.data.batch import LoadStats
 from flatout.engine.loop import Job
@@ -75,9 +74,8 @@ class Accounting:
             return
         if status != "running":
             self._records.stop_monitors()
-        higher = metric_named(job.config.checkpoint.metric).higher_is_better
         shared, seen = self._batches.shared_summary(), job.progress.samples_seen
-        summary = self._records.summarise(status, cause, self._recorder, self._stages(), seen, digest, higher, shared)
+        summary = self._records.summarise(status, cause, self._recorder, self._stages(), seen, digest, shared)
         if status != "running" and summary is not None:
             self._trackers.finish(summary)
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from flatout.analysis.convergence import judge, metric_of
+from flatout.analysis.convergence import judge
 from flatout.config.loading import config_digest
 from flatout.config.schema import Config
+from flatout.config.tasks import Metric, metric_named
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import AnyDataset, Failure, LoadStats
 from flatout.data.source.dataset import some_files
@@ -147,7 +148,6 @@ class RunRecords:
         stages: LoadStats,
         samples_seen: int,
         state_digest: str | None = None,
-        higher_is_better: bool = True,
         shared: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write summary.json from what is recorded so far; what this run cannot measure is null.
@@ -159,7 +159,7 @@ class RunRecords:
         cost, import_seconds = self._config.cost, _import_seconds(recorder)
         shared = add_shared(self._earlier_shared, shared)
         usage = with_shares(run_usage(wall_seconds, cost, self.data_totals(stages)), shared)
-        ledger = usage_cost(usage, cost, self._catalogue)
+        ledger, metric = usage_cost(usage, cost, self._catalogue), metric_named(self._config.checkpoint.metric)
         summary = {
             "run": self._config.name,
             "task": self._config.task,
@@ -177,8 +177,8 @@ class RunRecords:
             "state_digest": state_digest,
             "attempts": self.attempt,
             "samples_seen": samples_seen,
-            "accuracy": accuracy(self._epoch_rows, self._config.checkpoint.metric, higher_is_better),
-            "convergence": self._convergence(higher_is_better),
+            "accuracy": accuracy(self._epoch_rows, metric.name, metric.higher_is_better),
+            "convergence": self._convergence(metric),
             "learning_rate": {"schedule": self._schedule},
             "optimizer": self._optimizer,
             "throughput": self._totals.throughput() if status == "running" else self._exact_throughput(),
@@ -243,11 +243,11 @@ class RunRecords:
         steps = read_steps(self._directory.steps)
         return throughput(steps.seconds, steps.samples)
 
-    def _convergence(self, higher_is_better: bool) -> dict[str, Any]:
+    def _convergence(self, metric: Metric) -> dict[str, Any]:
         train = self._config.train
         return judge(
             self._epoch_rows,
-            metric_of(self._config.checkpoint.metric, higher_is_better),
+            metric,
             classes=len(self._dataset.classes) or None,
             planned_epochs=train.epochs,
             peak_learning_rate=train.lr,

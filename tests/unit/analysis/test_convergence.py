@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.analysis.convergence import Convergence, judge, metric_of
+from flatout.analysis.convergence import Convergence, judge
+from flatout.config.tasks import metric_named
 
-TOP1 = metric_of("top1")
+TOP1 = metric_named("top1")
 
 
 def epochs(
@@ -133,11 +134,13 @@ def test_epochs_without_validation_between_others() -> None:
 
 def test_other_metrics_and_directions() -> None:
     bleu: list[float | None] = [5.0, 15.0, 22.0, 25.0, 26.0, 26.1]
-    found = judge(epochs(bleu, FALLING_LOSS[:6], rate=1e-6, metric="bleu"), metric_of("bleu"), peak_learning_rate=1e-3)
+    found = judge(
+        epochs(bleu, FALLING_LOSS[:6], rate=1e-6, metric="bleu"), metric_named("bleu"), peak_learning_rate=1e-3
+    )
     assert found.verdict == "trained"
     assert "BLEU rose by" in found.why
     assert "to 26.1 points" in found.why
-    lower = judge(epochs(list(FALLING_LOSS), None, metric="perplexity"), metric_of("perplexity", False))
+    lower = judge(epochs(list(FALLING_LOSS), None, metric="perplexity"), metric_named("perplexity"))
     assert lower.verdict == "still improving"
     assert "perplexity fell by 0.2 (to 1.000)" in lower.why
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flatout.config.tasks import metric_named
 from flatout.errors import RunDirectoryError
 from flatout.runs import RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
-from flatout.runs.summary import higher_is_better
 
 STEP_HEADER = (
     "attempt,step,epoch,batch_index,samples,samples_digest,loss,learning_rate,step_seconds,data_wait_seconds,time_unix"
@@ -88,6 +88,6 @@ def test_a_damaged_run_is_one_line(tmp_path: Path, name: str, text: str) -> None
 
 
 def test_what_falls_and_what_rises_as_a_model_learns() -> None:
-    assert [higher_is_better(name) for name in ("top1", "top5", "bleu", "val_loss", "train_loss", "perplexity")] == [
+    assert [metric_named(name).higher_is_better for name in ("top1", "top5", "bleu", "val_loss", "train_loss", "perplexity")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.cache.arena import Arena, Shared
+from flatout.cache.arena import Arena, Shared, whole_blocks
 from flatout.data.pixels.decode import native
 from flatout.data.source.dataset import Split
 from flatout.data.source.readers import Extents, Source
@@ -66,9 +66,9 @@ def kept_pixels(data: bytes | memoryview, height: int, width: int) -> NDArray[np
         return kept.reshape(height, width, 3)
     width, half_height, half_width = -width, (height + 1) // 2, (1 - width) // 2
     luma, *chroma = (kept[part] for part in _parts(height, width))
-    y = luma.reshape(-1, _blocks(width))[:height, :width].astype(np.int32)
+    y = luma.reshape(-1, whole_blocks(width))[:height, :width].astype(np.int32)
     cb, cr = (
-        _upsampled(plane.reshape(-1, _blocks(half_width))[:half_height, :half_width])[:height, :width] - 128
+        _upsampled(plane.reshape(-1, whole_blocks(half_width))[:half_height, :half_width])[:height, :width] - 128
         for plane in chroma
     )
     red = (91881 * cr + 32768) >> 16
@@ -77,15 +77,10 @@ def kept_pixels(data: bytes | memoryview, height: int, width: int) -> NDArray[np
     return np.stack([y + red, y + green, y + blue], axis=2).clip(0, 255).astype(np.uint8)
 
 
-def _blocks(samples: int) -> int:
-    return (samples + 7) // 8 * 8
-
-
 def _parts(height: int, width: int) -> list[slice]:
     """Of the luma and of both chroma planes."""
-    ends = np.cumsum(
-        [0, _blocks(height) * _blocks(width), *[_blocks((height + 1) // 2) * _blocks((width + 1) // 2)] * 2]
-    )
+    chroma = whole_blocks((height + 1) // 2) * whole_blocks((width + 1) // 2)
+    ends = np.cumsum([0, whole_blocks(height) * whole_blocks(width), chroma, chroma])
     return [slice(first, end) for first, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
 
 
