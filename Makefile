@@ -8,8 +8,11 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 BUILD_PACKAGES := gcc libjpeg62-turbo-dev libxxhash-dev
 TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
-.PHONY: demo test install lint clean fuzz fuzz-files matrix bench-loop bench-loaders bench-remote bench-verdicts \
-        bench-predictions bench-tune bench-ranks soak-ranks bench-shared chaos soak
+DOCS := $(VENV)/.installed-docs
+
+.PHONY: docs demo test install lint clean fuzz fuzz-files matrix rehearse bench-loop bench-loaders bench-remote bench-verdicts \
+        bench-verdicts-generated \
+        bench-predictions bench-drawn-predictions bench-tune bench-tune-claims bench-ranks soak-ranks bench-shared chaos soak
 
 demo: $(CORE)
 	$(BIN)/flatout demo
@@ -52,9 +55,21 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site in site/: opens without a server and without a network.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(DOCS): $(CORE)
+	$(PIP) --no-build-isolation -e '.[docs]'
+	@touch $@
+
 # Every pair of features, trained for real (about 10 minutes); `make test` tries a sample of them.
 matrix: $(DEV)
 	$(BIN)/python tests/matrix/run.py --out docs/pairs.md
+
+# Every story recipe as it ships, at the story's pace, on small data in the real layout; `make test` does a sample.
+rehearse: $(DEV)
+	$(BIN)/python tests/rehearsal/run.py $(STORIES)
 
 # Mutated JPEGs and pack indexes against the compiled decoder (address and undefined-behaviour sanitizers).
 fuzz: $(CORE)
@@ -63,7 +78,7 @@ fuzz: $(CORE)
 # Every file of a run directory, damaged, against every command that reads it; `make test` does a few hundred rounds.
 fuzz-files: ROUNDS ?= 20000
 fuzz-files: $(DEV)
-	nice $(BIN)/python tests/fuzz/files_fuzz.py $(ROUNDS) --result benchmarks/results/2026-11-17-fuzz-files.md
+	nice $(BIN)/python tests/fuzz/files_fuzz.py $(ROUNDS) --result benchmarks/results/$$(date +%F)-fuzz-files.md
 
 # Measured results go to benchmarks/results/, dated, with the command.
 bench-loop: $(CORE)
@@ -91,12 +106,12 @@ soak: $(DEV)
 soak-ranks: $(DEV)
 	FLATOUT_RANK_KILLS=20 $(BIN)/python -m pytest tests/chaos/test_chaos_ranks.py -k torchrun
 
-# What users get who set nothing beside fixed settings and peers, as shipped and at their best: about 25 minutes on two idle
-# cores. Peers live in their own environments under BENCH (10 GB); a peer that does not install is listed as such.
+# What users get who set nothing beside fixed settings and peers, as shipped and at their best: at most 25 minutes on two idle
+# cores, once the peers are installed; turns that would begin later are listed as left out. Peers live in their own environments under BENCH (10 GB); a peer that does not install is listed as such.
 BENCH ?= /tmp/flatout-bench
 bench-loaders: $(CORE)
 	bash benchmarks/loaders/setup_peers.sh $(BENCH)
-	$(BIN)/python benchmarks/loaders/run.py --dir $(BENCH) --wait-for-quiet 20
+	$(BIN)/python benchmarks/loaders/run.py --dir $(BENCH) --wait-for-quiet 5 --most-minutes 24
 
 bench-remote: $(DEV)
 	$(BIN)/python benchmarks/loaders/make_photos.py $(BENCH)/data/photos
@@ -106,8 +121,21 @@ bench-remote: $(DEV)
 bench-verdicts: $(DEV)
 	$(BIN)/python benchmarks/verdicts/run_scenarios.py --dir $(BENCH)/verdicts
 
+# Scenarios drawn by seed, each with its counterfactual runs and those of its fixes: hours for 100. Needs root (cgroups, namespaces).
+# Goes on where an earlier call was interrupted; other seeds: make bench-verdicts-generated SEEDS=100:200
+SEEDS ?= 0:100
+bench-verdicts-generated: $(DEV)
+	$(BIN)/python benchmarks/verdicts/generate.py --seeds $(SEEDS) --dir $(BENCH)/verdicts
+
 bench-predictions: $(DEV)
 	$(BIN)/python benchmarks/predictions/run.py --dir $(BENCH)/verdicts
+
+# 64 pairs that a seed draws: ranks, cache, accumulate, checkpointing, a mount, batch, workers, epochs, link, speed. 24 minutes at most.
+bench-drawn-predictions: $(DEV)
+	$(BIN)/python benchmarks/predictions/generate.py --seed $(or $(SEED),1) --dir $(BENCH)/drawn
+
+bench-tune-claims: $(DEV)
+	$(BIN)/python benchmarks/tuning/claims.py --dir $(BENCH)/claims
 
 bench-tune: $(DEV)
 	$(BIN)/python benchmarks/tuning/run.py --dir $(BENCH)/verdicts --exhaustive

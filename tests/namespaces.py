@@ -82,6 +82,40 @@ def two_nodes(rate: str) -> Iterator[TwoNodes]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
+class Island:
+    """A network namespace with nothing but loopback, whose packets can be dropped."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def start(self, *words: object, cwd: Path, **environment: str) -> "subprocess.Popen[bytes]":
+        with (cwd / "said.txt").open("ab") as said:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.name, *map(str, words)], cwd=cwd, stdout=said, stderr=said,
+                env={**os.environ, **environment},
+            )  # fmt: skip
+
+    def drop(self, all_packets: bool) -> None:
+        """No packet fits a bucket of this size: sent, and never seen again; nobody is told."""
+        rule = ["root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"] if all_packets else ["root"]
+        tc = ["tc", "qdisc", "add" if all_packets else "delete", "dev", "lo", *rule]
+        subprocess.run(["ip", "netns", "exec", self.name, *tc], check=True, capture_output=True)
+
+
+@contextmanager
+def island(*addresses: str) -> Iterator[Island]:
+    """With these addresses (`8.8.8.8/32`) of its own beside 127.0.0.1."""
+    name = f"flatout-island-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        subprocess.run(["ip", "netns", "exec", name, "ip", "link", "set", "lo", "up"], check=True)
+        for address in addresses:
+            _in(name, "ip", "address", "add", address, "dev", "lo")
+        yield Island(name)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
 def _in(namespace: str, *command: str) -> None:
     _run("ip", "netns", "exec", namespace, *command)
 

@@ -2,8 +2,8 @@
 
 A peer is a module `peers/<name>.py`, run from this directory as `python -m peers.<name> --data FOLDER --work DIR ...`
 (as a module, so that `peers/ffcv.py` does not hide the package `ffcv`). It hands `run_peer` two functions:
-`convert(job, target)` writes the peer's own format once, and `batches(job, path)` yields image batches without end, at
-the peer's best setting. `epochs(job, path)` is the peer as shipped: opened as its own documentation opens it (cited
+`convert(job, target)` writes the peer's own format once, and `batches(job, path)` opens the peer at its best setting and
+yields image batches without end. `epochs(job, path)` is the peer as shipped: opened as its own documentation opens it (cited
 there), with nothing set but the batch size; it yields one iterable of batches for each epoch.
 """
 
@@ -28,9 +28,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 TASK_PIXELS = {"rrc224": 224, "tiny64": 64}
 TINY_PAD_PIXELS = 4
 MIN_WARMUP_SECONDS = 1.5
-MIN_WARMUP_BATCHES = 4
 MIN_MEASURED_BATCHES = 4
-MEMORY_SAMPLE_SECONDS = 0.5
 EPOCHS = 3
 
 notes: list[str] = []  # what a loader says of its own choices; in the result
@@ -53,7 +51,8 @@ class Job:
     seconds: float
     variant: str
     mode: str
-    """window: endless batches at the best setting; epochs: as shipped, three epochs from the call that opens it."""
+    """window: at the best setting, an epoch's samples from the call that opens it, then a window of the warm loader;
+    epochs: as shipped, three epochs from the call that opens it."""
     convert_only: bool
     """Stop after the conversion, so that a driver can do all conversions before the first measurement."""
 
@@ -195,22 +194,41 @@ def check_batch(job: Job, images: Any) -> str:
     return layouts[shape]
 
 
-def measure(job: Job, source: Iterator[Any]) -> dict[str, Any]:
-    """Images per second between two batch arrivals, after a warm-up, over whole rounds of the workers.
+def measure(job: Job, open_batches: Batches, path: Path) -> dict[str, Any]:
+    """The first epoch's samples from the call that opens the loader, then images per second of the warm loader."""
+    cpu_before, busy_before, started = tree_cpu_seconds(), busy_cpu_seconds(), time.perf_counter()
+    source = iter(open_batches(job, path))
+    first_batch = next(source)
+    first_seconds, images, wanted = time.perf_counter() - started, len(first_batch), len(train_files(job.data)[0])
+    while images + job.batch // 2 < wanted:  # loaders without end give whole batches: as many as an epoch has, rounded
+        images += len(next(source))
+    seconds = time.perf_counter() - started
+    busy, cpu = busy_cpu_seconds() - busy_before, tree_cpu_seconds() - cpu_before
+    opening = {
+        "opening_per_second": round(images / seconds, 1),
+        "opening_first_batch_ms": round(1e3 * first_seconds, 1),
+        "opening_cpu_ms_per_image": round(cpu / images * 1e3, 4),
+        "layout": check_batch(job, first_batch),
+    }
+    warm = measure_warm(job, source, warm_until=started + MIN_WARMUP_SECONDS)
+    foreign = max(warm["foreign_cpu_share"], foreign_share(busy, cpu, seconds))
+    return opening | warm | {"foreign_cpu_share": foreign}
+
+
+def foreign_share(busy: float, own: float, seconds: float) -> float:
+    """Of all cores, what other processes took."""
+    return round(max(0.0, busy - own) / (seconds * os.cpu_count()), 3)
+
+
+def measure_warm(job: Job, source: Iterator[Any], warm_until: float) -> dict[str, Any]:
+    """Images per second between two batch arrivals, over whole rounds of the workers.
 
     Workers deliver in turn and often in pairs, so a window that is not a multiple of them would gain or lose a batch.
-    Memory is read in the warm-up and after the window, never inside it: reading it stalls the processes it reads.
+    Memory is read before and after the window, never inside it: reading it stalls the processes it reads.
     """
-    layout = check_batch(job, next(source))
-    memory = [tree_memory_bytes()]
-    warm_until = time.perf_counter() + MIN_WARMUP_SECONDS
-    next_sample, warm_batches = time.perf_counter() + MEMORY_SAMPLE_SECONDS, 1
-    while time.perf_counter() < warm_until or warm_batches < MIN_WARMUP_BATCHES:
+    while time.perf_counter() < warm_until:
         next(source)
-        warm_batches += 1
-        if time.perf_counter() > next_sample:
-            memory.append(tree_memory_bytes())
-            next_sample = time.perf_counter() + MEMORY_SAMPLE_SECONDS
+    memory = [tree_memory_bytes()]
     for _ in range(job.workers):
         next(source)  # batches that were finished while memory was being read
     images = batches = 0
@@ -224,12 +242,11 @@ def measure(job: Job, source: Iterator[Any]) -> dict[str, Any]:
     return {
         "images_per_second": round(images / elapsed, 1),
         "cpu_ms_per_image": round(cpu / images * 1e3, 4),
-        "foreign_cpu_share": round(max(0.0, busy - cpu) / (elapsed * os.cpu_count()), 3),
+        "foreign_cpu_share": foreign_share(busy, cpu, elapsed),
         "measured_seconds": round(elapsed, 2),
         "peak_rss_bytes": max(pss for pss, _ in memory),
         "peak_unreclaimable_bytes": max(anonymous for _, anonymous in memory),
-        "memory_kind": "PSS of the process tree, sampled in the warm-up and after the window",
-        "layout": layout,
+        "memory_kind": "PSS of the process tree, read before and after the window",
     }
 
 
@@ -256,7 +273,7 @@ def measure_epochs(job: Job, open_epochs: Epochs, path: Path) -> dict[str, Any]:
         "first_batch_ms": round(1e3 * first_seconds, 1),
         "cpu_us_epoch0": round(1e6 * cpus[0] / each, 2),
         "cpu_us_all": round(1e6 * cpus[-1] / samples, 2),
-        "foreign_cpu_share": round(max(0.0, busy - cpus[-1]) / (ends[-1] * os.cpu_count()), 3),
+        "foreign_cpu_share": foreign_share(busy, cpus[-1], ends[-1]),
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "layout": check_batch(job, first_batch),
         "notes": "; ".join(notes),
@@ -290,7 +307,7 @@ def run_peer(
         assert epochs is not None, f"{peer} has no function for what it is as shipped"
         result = measure_epochs(job, epochs, path)
     else:
-        result = measure(job, iter(batches(job, path)))
+        result = measure(job, batches, path)
     about = {
         "peer": name,
         "task": job.task,

@@ -43,7 +43,7 @@ def photo(seed: int, width: int, height: int) -> Image.Image:
 
 def make_folder(root: Path, count: int, width: int, height: int, ending: str, **options: int) -> Path:
     for split, number in (("train", count), ("val", 1)):
-        (root / split / "a").mkdir(parents=True)
+        (root / split / "a").mkdir(parents=True, exist_ok=True)  # what was interrupted is made again
         for seed in range(number):
             photo(seed, width, height).save(root / split / "a" / f"{seed:03d}.{ending}", **options)
     return root

@@ -21,6 +21,8 @@ class Row:
     peer: str
     kind: str
     rates: tuple[float, ...]
+    opening_rates: tuple[float, ...]
+    first_batch_ms: float
     cpu_ms_per_image: float
     peak_bytes: int
     unreclaimable_bytes: int
@@ -44,6 +46,8 @@ def rows_of(results: Sequence[dict[str, Any]], task: str, output: str) -> list[R
                 peer,
                 own[0]["kind"],
                 tuple(result["images_per_second"] for result in own),
+                tuple(result["opening_per_second"] for result in own),
+                median(result["opening_first_batch_ms"] for result in own),
                 median(result["cpu_ms_per_image"] for result in own),
                 max(result["peak_rss_bytes"] for result in own),
                 max(result["peak_unreclaimable_bytes"] for result in own),
@@ -69,6 +73,8 @@ def rates_table(rows: Sequence[Row], max_foreign: float) -> str:
         [
             f"**{row.peer}**" if row.kind.startswith("flatout") else row.peer,
             row.kind.removeprefix("flatout "),
+            f"{median(row.opening_rates):,.0f} ({min(row.opening_rates):,.0f} to {max(row.opening_rates):,.0f})",
+            f"{row.first_batch_ms:,.0f}",
             f"{row.rate:,.0f}",
             f"{min(row.rates):,.0f}-{max(row.rates):,.0f} ({len(row.rates)})",
             ratio(row.rate, plain),
@@ -80,7 +86,8 @@ def rates_table(rows: Sequence[Row], max_foreign: float) -> str:
         ]
         for row in rows
     ]
-    header = ["loader", "reads", "images/s, median", "min-max (rounds)", "x plain", "x best JPEG peer", "CPU ms/image"]
+    header = ["loader", "reads", "epoch 0 from opening, samples/s", "first batch, ms", "warm, samples/s"]
+    header += ["min-max (turns)", "warm, x plain", "warm, x best JPEG peer", "warm, CPU ms/image"]
     return markdown_table([*header, "peak memory GB", "of it not mapped files", "CPU taken by others, worst"], lines)
 
 
@@ -115,10 +122,13 @@ def introduction(run: dict[str, Any]) -> list[str]:
         "**As shipped** is three epochs from the call that opens the loader, imports apart: nothing set but the batch size, "
         "or what the loader's own documentation sets (cited in `benchmarks/loaders/peers/`). flatout reads the whole "
         f"dataset; the peers, most of which are slow, {few}, so their total compares as samples/s.",
-        f"**At their best** is {run['seconds']:g} s of a warm loader with {run['workers']} workers or threads and whatever "
-        f"else suits it. 12-megapixel photos: {run['large']['photos']} of them, batches of {run['large']['batch']}.",
-        "Memory at their best is the proportional set size of the process tree (which counts mapped data files), sampled "
-        f"in the warm-up and after the window. A turn in which other processes took over {run['max_foreign']:.0%} of the "
+        f"**At their best** is with {run['workers']} workers or threads and whatever else suits the loader: the samples of a "
+        "whole epoch, counted from the call that opens it (imports apart; listing, starting workers and a first compilation "
+        f"are in it), then {run['seconds']:g} s of the warm loader. flatout and the peers that verdicts rest on have a turn "
+        f"in every round, the others one in all. 12-megapixel photos: {run['large']['photos']} of them, batches of "
+        f"{run['large']['batch']}.",
+        "Memory at their best is the proportional set size of the process tree (which counts mapped data files), read "
+        f"before and after the window. A turn in which other processes took over {run['max_foreign']:.0%} of the "
         f"cores is repeated once and the quieter one counts ({repeated} were); (!) marks rows where that did not help: "
         "there, CPU time compares better. `gather` copies ready-made images: a ceiling, not a peer.",
     ]

@@ -1,10 +1,12 @@
 """Measure every image loader in one interleaved run, flatout's beside its peers, and write a dated result.
 
 Two kinds of rows: "as shipped" (three epochs from the call that opens the loader, first epoch and first batch apart: what
-a user gets who sets nothing, flatout's fixed settings beside it) and "best" (images per second of a warm loader at the
-setting that suits it best here). `setup_peers.sh DIR` makes the peers' environments; data and conversions to a peer's own
-format are made before the first round. A peer that fails is a line in the result, not the end of the run. A turn in which
-other processes took more than --max-foreign of the cores is measured once more, and the quieter one counts.
+a user gets who sets nothing, flatout's fixed settings beside it) and "best" (at the setting that suits the loader best
+here: the first epoch from the call that opens it, then images per second of the warm loader). `setup_peers.sh DIR` makes
+the peers' environments; data and conversions to a peer's own format are made before the first round. A peer that fails is
+a line in the result, not the end of the run. A turn in which other processes took more than --max-foreign of the cores is
+measured once more, and the quieter one counts. flatout and the peers that could be the best one have a turn in every
+round, the others one turn in all: so everything fits into --most-minutes, and what does not is listed as left out.
 """
 
 import argparse
@@ -39,6 +41,8 @@ SHIPPED_SAMPLES = {"rrc224": 768, "tiny64": 2560}
 """Of an epoch of a peer as shipped: most of them are slow. flatout's own epochs are the whole dataset."""
 LARGE_PHOTOS, LARGE_BATCH = 48, 8
 BOTH = ("rrc224", "tiny64")
+EVERY_ROUND = ("plain", "handtuned", "pillow-draft", "dali", "ffcv-jpeg")
+"""Peers that verdicts rest on; the others are slower by far, and have one turn."""
 CONVERT_TIMEOUT_SECONDS = 1800
 START_TIMEOUT_SECONDS = 300  # imports, compilation, one pass to fill a cache and the warm-up
 QUIET_SHARE, QUIET_SECONDS = 0.05, 0.4
@@ -80,8 +84,8 @@ PEERS = (
     Peer("gather", "torch", "gather", "ready-made", converts=True, asked_for=False),
     Peer("flatout-exact", "", "flatout", "flatout jpeg", "folder", tasks=("large224",)),
     Peer("flatout-scaled", "", "flatout", "flatout jpeg", "scaled", tasks=("large224",)),
-    Peer("flatout-folder", "", "flatout", "flatout jpeg", "folder", asked_for=False),
-    Peer("flatout-pack", "", "flatout", "flatout jpeg", "pack", converts=True, asked_for=False),
+    Peer("flatout-folder", "", "flatout", "flatout jpeg", "folder"),
+    Peer("flatout-pack", "", "flatout", "flatout jpeg", "pack", converts=True),
     Peer("flatout-fallback", "", "flatout", "flatout jpeg", "fallback", asked_for=False),
     Peer("flatout-cache", "", "flatout", "flatout decoded", "cache", asked_for=False),
     Peer("flatout-pack-decoded", "", "flatout", "flatout decoded", "pack-decoded", converts=True, asked_for=False),
@@ -270,7 +274,7 @@ def measured_quietly(peer: Peer, task: str, output: str, args: argparse.Namespac
 
 
 def rate_of(result: dict[str, Any]) -> float:
-    return result["images_per_second" if result["mode"] == "window" else "epoch0_per_second"]
+    return result["opening_per_second" if result["mode"] == "window" else "epoch0_per_second"]
 
 
 def measure_round(number: int, entries: list[Entry], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -278,6 +282,9 @@ def measure_round(number: int, entries: list[Entry], args: argparse.Namespace) -
     shuffled = random.Random(number).sample(entries, len(entries))  # no peer always follows the same other
     for index, (peer, task, output) in enumerate(shuffled, 1):
         label = f"round {number}/{args.rounds} {index}/{len(entries)} {peer.name} {task} {output}"
+        if time.monotonic() > args.deadline:
+            yield failure(peer, task, output, f"round {number}: left out, {args.most_minutes:g} minutes were over")
+            continue
         try:
             result = measured_quietly(peer, task, output, args) | {"round": number}
             others = f"{result['foreign_cpu_share']:.0%} of the CPU taken by others"
@@ -286,6 +293,15 @@ def measure_round(number: int, entries: list[Entry], args: argparse.Namespace) -
         except PeerFailed as error:
             print(f"{label}: FAILED, {error}", flush=True)
             yield failure(peer, task, output, f"round {number}: {error}")
+
+
+def turns_of_round(number: int, entries: list[Entry], args: argparse.Namespace) -> list[Entry]:
+    """Those whose turn it is: who has only one takes it in a round of its own, so that all rounds are about as long."""
+    return [
+        each
+        for place, each in enumerate(entries)
+        if args.only or not each[0].venv or each[0].name in EVERY_ROUND or place % args.rounds == number - 1
+    ]
 
 
 def failure(peer: Peer, task: str, output: str, reason: str) -> dict[str, str]:
@@ -301,10 +317,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=list(DATA_OF_TASK), default=list(DATA_OF_TASK))
     parser.add_argument("--outputs", nargs="+", choices=["float32", "uint8"], default=["uint8"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of the window of a warm loader")
+    parser.add_argument("--seconds", type=float, default=1.2, help="of the window of a warm loader")
     parser.add_argument(
         "--max-foreign", type=float, default=0.1, help="share of the cores; a turn beyond it is repeated"
     )
+    parser.add_argument("--most-minutes", type=float, default=25.0, help="turns that would begin later are left out")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--photos", type=int, default=4096)
@@ -328,6 +345,7 @@ def write_results(run: dict[str, Any], folder: Path) -> Path:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a stopped run ends its peer too
     args = parse_arguments()
+    args.deadline = time.monotonic() + 60 * args.most_minutes  # data and conversions of a first run are in it
     prepare_data(args.dir, args.photos, args.tar)
     peers = [peer for peer in PEERS if (peer.name in args.only if args.only else peer.asked_for)]
     peers = [peer for peer in peers if args.mode in (None, peer.mode)]
@@ -354,7 +372,7 @@ def main() -> None:
     entries = [each for each in entries if (each[0].name, each[1]) not in unable]
     for number in range(1, args.rounds + 1):
         run["rounds"] = number
-        for outcome in measure_round(number, entries, args):
+        for outcome in measure_round(number, turns_of_round(number, entries, args), args):
             run["failures" if "reason" in outcome else "results"].append(outcome)
             run["minutes"] = (time.time() - run["started_unix"]) / 60
             target = write_results(run, args.results)  # each time: a run takes half an hour, and may be ended

@@ -54,6 +54,10 @@ def window(result: dict[str, Any]) -> float:
     return float(result["images_per_second"])
 
 
+def from_opening(result: dict[str, Any]) -> float:
+    return float(result["opening_per_second"])
+
+
 def ratios(ours: dict[int, float], theirs: Sequence[dict[int, float]]) -> tuple[float, ...]:
     """Ours over the one of theirs whose median is best, within each round that has both."""
     known = [each for each in theirs if each]
@@ -77,21 +81,32 @@ def demands(results: Results) -> Iterator[Demand]:
         total = by_round(uint8, task, DEFAULT, three_epochs)
         fixed = [by_round(uint8, task, name, three_epochs) for name in FIXED]
         yield Demand("1", f"{pixels}: default, three epochs, over the best fixed setting", 0.95, ratios(total, fixed))
-    warm = [each for each in uint8 if each.get("mode") == "window" and each["kind"] == "jpeg"]
-    for task, pixels, best, plain in (("rrc224", "224", 2.0, 3.5), ("tiny64", "64 px", 2.5, 9.0)):
-        ours = by_round(uint8, task, DEFAULT, epoch0)
-        names = sorted({each["peer"] for each in warm if each["task"] == task})
-        peers = [by_round(warm, task, name, window) for name in names]
-        yield Demand("2", f"{pixels}: default, epoch 0, over the best peer at its best", best, ratios(ours, peers))
-        baseline = [by_round(warm, task, "plain", window)]
-        yield Demand("2", f"{pixels}: default, epoch 0, over the plain DataLoader", plain, ratios(ours, baseline))
+    yield from _item_2(uint8)
     yield from _item_3(uint8)
+
+
+def _item_2(results: Results) -> Iterator[Demand]:
+    """Both from the call that opens the loader; and ours from there over a peer that is open and warm, which no user
+    who waits for a first epoch ever sees."""
+    best_settings = [each for each in results if each.get("mode") == "window" and each["kind"] == "jpeg"]
+    for task, pixels, best, plain in (("rrc224", "224", 2.0, 3.5), ("tiny64", "64 px", 2.5, 9.0)):
+        ours = by_round(results, task, DEFAULT, epoch0)
+        names = sorted({each["peer"] for each in best_settings if each["task"] == task})
+        for theirs, title in ((from_opening, "epoch 0 from opening too"), (window, "already open and warm")):
+            item = "2" if theirs is from_opening else "2, stricter"
+            peers = [by_round(best_settings, task, name, theirs) for name in names]
+            text = f"{pixels}: default, epoch 0 from opening, over the best peer at its best, {title}"
+            yield Demand(item, text, best, ratios(ours, peers))
+            text = f"{pixels}: default, epoch 0 from opening, over the plain DataLoader of 2 workers, {title}"
+            yield Demand(item, text, plain, ratios(ours, [by_round(best_settings, task, "plain", theirs)]))
 
 
 def _item_3(results: Results) -> Iterator[Demand]:
     folder = by_round(results, "tiny64", OFF[1], three_epochs)
     pack = by_round(results, "tiny64", f"{PACK}, {OFF[1]}", three_epochs)
     yield Demand("3", "64 px: folder over pack, cache off, 2 workers, three epochs", 0.9, ratios(folder, [pack]))
+    folder, pack = (by_round(results, "tiny64", f"flatout-{name}", window) for name in ("folder", "pack"))
+    yield Demand("3", "64 px: folder over pack, cache off, 2 workers, warm window", 0.9, ratios(folder, [pack]))
     scaled = by_round(results, "large224", "flatout-scaled", window)
     exact = by_round(results, "large224", "flatout-exact", window)
     others = [by_round(results, "large224", name, window) for name in SCALING_PEERS]
@@ -126,14 +141,14 @@ def shipped_rows(results: Results, task: str, max_foreign: float) -> list[list[s
         memory = f"{max(each['peak_rss_bytes'] for each in turns) / 1e6:,.0f}"
         title = f"**flatout, {name}**" if name in own else name
         rows.append(
-            [title, f"{turns[0]['epoch_samples']:,}", *figures[:2], whole, seconds, *figures[2:], memory,
+            [title, f"{len(turns)}", f"{turns[0]['epoch_samples']:,}", *figures[:2], whole, seconds, *figures[2:], memory,
              f"{foreign:.0%}" + (" (!)" if foreign > max_foreign else ""), turns[-1].get("notes", "")]
         )  # fmt: skip
     return rows
 
 
 SHIPPED_HEADER = [
-    "loader", "samples of an epoch", *(title for _, title, _ in FIGURES[:2]), "three epochs, samples/s", "three epochs, s",
+    "loader", "turns", "samples of an epoch", *(title for _, title, _ in FIGURES[:2]), "three epochs, samples/s", "three epochs, s",
     *(title for _, title, _ in FIGURES[2:]), "peak RSS MB, main process", "CPU taken by others, worst", "said",
 ]  # fmt: skip
 DEMANDS_HEADER = ["item", "what", "asked, at least", "measured, by round", "met"]

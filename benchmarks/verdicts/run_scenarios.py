@@ -41,6 +41,7 @@ def make_datasets(folder: Path) -> None:
         "big": (4, 120, 512, 8),
         "long-val": (4, 120, 64, 1200),
         "mismatched": (4, 100, 32, 40),
+        "clean": (4, 100, 32, 40),
     }
     for name, (classes, each, side, val) in sizes.items():
         if not (folder / "data" / name).exists():
@@ -86,7 +87,9 @@ def train(scenario: Scenario, path: str, run: str, environment: dict[str, str]) 
 
 
 def compute() -> None:
-    while True:
+    """Until whoever started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    while parent is None or parent.is_alive():
         sum(range(10**6))
 
 

@@ -35,71 +35,71 @@ class Scenario:
 # What is patched into the training process
 
 
-def slow_logger() -> None:
+def slow_logger(seconds: float = 0.03) -> None:
     """A tracker that answers in 30 ms, asked after every step."""
     from flatout.training.recording import RunRecords
 
     write = RunRecords.step
 
     def step(self: RunRecords, record: Any) -> None:
-        time.sleep(0.03)
+        time.sleep(seconds)
         write(self, record)
 
     RunRecords.step = step  # type: ignore[method-assign]
 
 
-def slow_start() -> None:
-    """A listing that takes 12 s."""
+def slow_start(seconds: float = 12.0) -> None:
+    """Something before the first step that takes 12 s."""
     from flatout.commands import train
 
     prepare = train.prepare_setup
 
     def prepare_setup(*arguments: Any) -> Any:
-        time.sleep(12)
+        time.sleep(seconds)
         return prepare(*arguments)
 
     train.prepare_setup = prepare_setup
 
 
-def slow_epoch_start() -> None:
+def slow_epoch_start(seconds: float = 1.0) -> None:
     """Workers that are built anew for each epoch."""
     from flatout.data.loading.loader import Loader
 
     epoch = Loader.epoch
 
     def slow(self: Loader, number: int, start: int = 0) -> Any:
-        time.sleep(1.0)
+        time.sleep(seconds)
         yield from epoch(self, number, start)
 
     Loader.epoch = slow  # type: ignore[method-assign]
 
 
-def leak() -> None:
+def leak(size_bytes: int = 8_000_000) -> None:
     """8 MB kept from every step."""
     from flatout.training.recording import RunRecords
 
     write, kept = RunRecords.step, []
 
     def step(self: RunRecords, record: Any) -> None:
-        kept.append(bytearray(b"x" * 8_000_000))
+        kept.append(bytearray(b"x" * size_bytes))
         write(self, record)
 
     RunRecords.step = step  # type: ignore[method-assign]
 
 
-def slow_copy() -> None:
+def slow_copy(seconds: float = 0.02) -> None:
     from flatout.tasks.classification.task import Classification
 
     copy = Classification.to_device
 
     def to_device(self: Classification, *arguments: Any) -> Any:
-        time.sleep(0.02)
+        time.sleep(seconds)
         return copy(self, *arguments)
 
     Classification.to_device = to_device  # type: ignore[method-assign]
 
 
-def late_rank() -> None:
+def late_rank(seconds: float = 0.06) -> None:
     """Rank 1 needs 60 ms more for each step."""
     import os
 
@@ -108,7 +108,7 @@ def late_rank() -> None:
     copy = Classification.to_device
 
     def to_device(self: Classification, *arguments: Any) -> Any:
-        time.sleep(0.06 if os.environ.get("RANK") == "1" else 0.0)
+        time.sleep(seconds if os.environ.get("RANK") == "1" else 0.0)
         return copy(self, *arguments)
 
     Classification.to_device = to_device  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ def unowned_time() -> None:
     loop._steps_done = steps_done
 
 
-def slow_augment() -> None:
+def slow_augment(seconds: float = 0.003) -> None:
     """A transform of the user's own, in Python: 3 ms an image."""
     from flatout.data.loading import prepare
 
@@ -135,7 +135,7 @@ def slow_augment() -> None:
 
     def slow(recipe: Any, fetched: Any, images: Any, *rest: Any) -> Any:
         started = time.perf_counter()
-        while time.perf_counter() < started + 0.003 * len(fetched.ids):
+        while time.perf_counter() < started + seconds * len(fetched.ids):
             sum(range(1000))
         fetched.stages.augment += time.perf_counter() - started
         return finished(recipe, fetched, images, *rest)
@@ -143,21 +143,50 @@ def slow_augment() -> None:
     prepare._finished = slow
 
 
-def slow_disk() -> None:
-    """2 ms for each file."""
+def slow_reads(delay: Callable[[Any, Any], float]) -> None:
+    """Reading a batch's files takes longer: `delay` of its plan and sample ids, in seconds."""
     from flatout.data.loading import pools
 
     fetch = pools.fetch
 
     def slow(recipe: Any, epoch: int, index: int, cache: Any = None) -> Any:
         started = time.perf_counter()
-        time.sleep(0.002 * len(recipe.ids(epoch, index)))
+        time.sleep(delay(recipe, recipe.ids(epoch, index)))
         fetched = fetch(recipe, epoch, index, cache)
         fetched.stages.fetch += time.perf_counter() - started
         fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, time.perf_counter() - started)
         return fetched
 
     pools.fetch = slow
+
+
+def slow_disk(seconds: float = 0.002) -> None:
+    """2 ms for each file."""
+    slow_reads(lambda recipe, ids: seconds * len(ids))
+
+
+def slow_folder(seconds: float) -> None:
+    """The files of one class are on a slow mount."""
+    slow_reads(lambda recipe, ids: seconds * int((recipe.split.labels[ids] == 0).sum()))
+
+
+def slow_tail(share: float, seconds: float) -> None:
+    """A few of the files, the same in every epoch, take very long."""
+    slow_reads(lambda recipe, ids: seconds * int((ids * 7919 % 1000 < 1000 * share).sum()))
+
+
+def slow_saves(bytes_per_second: float) -> None:
+    """A disk for checkpoints that writes slowly."""
+    from flatout.engine import checkpoint
+
+    save = checkpoint.save
+
+    def slow(*arguments: Any) -> Any:
+        path = save(*arguments)
+        time.sleep(path.stat().st_size / bytes_per_second)
+        return path
+
+    checkpoint.save = slow
 
 
 # The matrix. Emulated devices want 64 images in 30 ms unless said otherwise.

@@ -10,6 +10,7 @@ class FlatoutError(Exception):
 
     exit_code = 1
     quiet = False  # whether another process says it
+    details: tuple[str, ...] = ()  # shown before the message: lines of the user's own code that led here
 
 
 class UserError(FlatoutError):
@@ -72,6 +73,10 @@ class RunFailed(FlatoutError):
     """Training cannot go on; the cause is in the message and in summary.json."""
 
 
+class OwnCodeFailed(RunFailed):
+    """Code that a recipe names raised an exception while training."""
+
+
 class WorkerFailed(RunFailed):
     """A loader worker failed for good."""
 
@@ -95,6 +100,10 @@ class EndedBySomeRank(FlatoutError):
 
 class CheckpointCorrupt(FlatoutError):
     """A checkpoint does not match its digest."""
+
+
+class ExportRefused(FlatoutError):
+    """An exported model does not say what the run's own model says; nothing was written."""
 
 
 class Interrupted(FlatoutError):

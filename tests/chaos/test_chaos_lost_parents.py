@@ -80,7 +80,7 @@ def test_ranks_end_with_their_launcher(
 
 
 def test_an_experiment_saves_and_stops_when_its_suite_is_killed(work: Path, shapes: Path) -> None:
-    write_recipe(work / "tiny.yaml", shapes, checkpoint__every_steps=1000)
+    write_recipe(work / "tiny.yaml", shapes, checkpoint__every_steps=10_000, train__epochs=200)  # not done meanwhile
     (work / "mine.yaml").write_text("recipe: tiny.yaml\nvariants: [{name: a}]\n")
     run = work / "runs" / "mine" / "a"
     suite = start("suite", "mine.yaml", cwd=work)

@@ -4,15 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from flatout.runs.tables import read_table
-from namespaces import why_not
+from namespaces import island, why_not
 from servers.faults import Rule
 from servers.fixtures import Bucket
 from servers.proxy_client import FaultProxy
@@ -103,37 +101,6 @@ def test_credentials_that_expire_in_mid_training(
     told += [path.read_bytes().decode("latin-1") for path in work.rglob("*") if path.is_file()]
     for canary in (ACCESS_KEY, SECRET_KEY):
         assert not [text for text in told if canary in text]
-
-
-class Island:
-    """A network namespace with nothing but loopback, whose packets can be dropped."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def start(self, *words: object, cwd: Path, **environment: str) -> "subprocess.Popen[bytes]":
-        with (cwd / "said.txt").open("ab") as said:
-            return subprocess.Popen(
-                ["ip", "netns", "exec", self.name, *map(str, words)], cwd=cwd, stdout=said, stderr=said,
-                env={**os.environ, **environment},
-            )  # fmt: skip
-
-    def drop(self, all_packets: bool) -> None:
-        """No packet fits a bucket of this size: sent, and never seen again; nobody is told."""
-        rule = ["root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"] if all_packets else ["root"]
-        tc = ["tc", "qdisc", "add" if all_packets else "delete", "dev", "lo", *rule]
-        subprocess.run(["ip", "netns", "exec", self.name, *tc], check=True, capture_output=True)
-
-
-@contextmanager
-def island() -> Iterator[Island]:
-    name = f"flatout-island-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        subprocess.run(["ip", "netns", "exec", name, "ip", "link", "set", "lo", "up"], check=True)
-        yield Island(name)
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 @pytest.mark.skipif(why_not() is not None or shutil.which("redis-server") is None, reason="needs namespaces and redis")

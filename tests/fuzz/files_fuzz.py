@@ -286,6 +286,8 @@ def fuzz(run: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
             command = chance.choice(list(commands))
             ended, trouble = attempt(commands[command])
             result.rounds += 1
+            if result.rounds % 1000 == 0:
+                sys.stderr.write(f"{result.rounds:,} of {rounds:,} rounds, {len(result.found)} found\n")
             result.files[file] += 1
             result.ended.setdefault(command, Counter())[ended] += 1
             if trouble:
@@ -346,7 +348,8 @@ def main() -> None:
     text = as_text(result, f"make fuzz-files ROUNDS={given.rounds}", given.seed)
     sys.stdout.write(text + "\n\n" + "\n\n".join(result.found.values()))
     if given.result:
-        given.result.write_text(text, encoding="utf-8")
+        before = given.result.read_text(encoding="utf-8") + "\n#" if given.result.exists() else ""  # finds stay listed
+        given.result.write_text(before + text, encoding="utf-8")
     sys.exit(bool(result.found))
 
 

@@ -99,6 +99,14 @@ def test_a_model_a_layout_a_transform_and_a_tracker(site: Path, folder: Path) ->
     assert losses(folder, "runs/mine") == losses(folder, "runs/here") == losses(folder, "runs/process")
 
 
+def test_a_loss_a_metric_an_optimizer_and_a_schedule(site: Path, folder: Path) -> None:
+    done = flatout(site, folder, "train", "parts.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    header, *rows = [line.split(",") for line in (folder / "runs/parts/epochs.csv").read_text().splitlines()]
+    assert all(0 < float(row[header.index("confidence")]) < 1 for row in rows)
+    assert json.loads(done.stdout)["optimizer"]["name"] == "torch.optim:RMSprop"
+
+
 def test_two_ranks_load_the_same_code(site: Path, folder: Path) -> None:
     ranks = ("parallel.mode=ddp", "parallel.devices=2", "data.batch_size=8", "parallel.preflight=false")
     assert train(site, folder, "runs/ranks", *ranks)["world_size"] == 2
@@ -126,3 +134,39 @@ def test_code_of_ones_own_and_shared_batches_are_refused_in_one_line(site: Path,
     assert done.returncode == 2
     assert "cannot be shared" in done.stderr
     assert "./by_name.py:find" in done.stderr
+
+
+CHAIN = """
+import json, sys
+from flatout.cli.main import run
+
+def flatout(*words):
+    sys.argv = ["flatout", *words]
+    assert not run(), words
+
+flatout("recipes", "show", "imagenet-resnet18-g5")
+flatout("init", "folders")
+flatout("train", "folders.yaml", "--set", "train.max_steps=2", "--set", "model.width=0.125", "--json")
+flatout("train", "mine.yaml", "--set", "train.max_steps=2", "--json")
+for name in ("folders", "mine"):
+    flatout("evaluate", f"runs/{name}", "--out", f"{name}.html", "--json")
+    flatout("classify", f"runs/{name}", "pictures", "--out", f"{name}.csv")
+    flatout("export", f"runs/{name}", "--to", "torch", "--out", f"{name}-torch")
+"""
+
+
+def test_from_a_wheel_init_train_evaluate_classify_and_export_follow_each_other(site: Path, folder: Path) -> None:
+    """For data in folders, and for a model and a layout of the user's own."""
+    for _ in make_shapes(folder / "folders", 3, 24, 16, 4):
+        pass
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", CHAIN], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trackers: [wandb]" in done.stdout
+    for name in ("folders", "mine"):
+        assert (folder / f"{name}.html").exists()
+        assert len((folder / f"{name}.csv").read_text().splitlines()) == 73
+        proof = json.loads((folder / f"{name}-torch/proof.json").read_text())
+        assert proof["right"] == proof["exported_right"]

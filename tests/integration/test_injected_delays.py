@@ -18,7 +18,8 @@ from flatout.engine.precision import Precision
 from flatout.tasks.classification import opening
 from flatout.tasks.classification.task import Classification
 from flatout.training.recording import RunRecords
-from training import assert_adds_up, recipe
+from flatout.units import parse_bytes
+from training import EPOCHS, assert_adds_up, recipe
 
 SECONDS = 1000.0
 PLACES: dict[str, tuple[Any, str, str]] = {  # what sleeps, and which part must have it
@@ -37,10 +38,13 @@ PLACES: dict[str, tuple[Any, str, str]] = {  # what sleeps, and which part must 
 
 
 class Delay:
-    """Sleeps before each call of what it wraps; in a validation only where that is what is delayed."""
+    """Sleeps before each call of what it wraps; in a validation only where that is what is delayed, or `everywhere`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, place: str, seconds: float = SECONDS, everywhere: bool = False
+    ) -> None:
         self.slept = 0.0
+        self._seconds, self._everywhere = seconds, everywhere
         self.validating = False
         owner, name, _ = PLACES[place]
         clock = time.perf_counter
@@ -51,8 +55,8 @@ class Delay:
 
     def _delayed(self, function: Callable[..., Any], in_validation: bool) -> Callable[..., Any]:
         def slow(*args: Any, **kwargs: Any) -> Any:
-            if self.validating == in_validation:
-                self.slept += SECONDS
+            if self._everywhere or self.validating == in_validation:
+                self.slept += self._seconds
             return function(*args, **kwargs)
 
         return slow
@@ -83,3 +87,17 @@ def test_a_delay_is_found_where_it_was_put(
     assert_adds_up(run.directory)
     if row == "data_wait":  # the stage's own lane has it too
         assert run.summary["data"][f"{place}_seconds"] == pytest.approx(delay.slept, rel=0.05)
+
+
+def test_the_rate_of_a_slow_store_is_named_within_a_tenth(
+    work: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what the report says: bytes by the files' sizes, seconds by the clock that was moved."""
+    delay = Delay(monkeypatch, "fetch", seconds=20.0, everywhere=True)
+    run = flatout.train(recipe(shapes, data__cache="off", checkpoint__every_steps=1000), run=work / "slow")
+    files = [path for split in ("train", "val") for path in (shapes / split).rglob("*.*")]
+    moved_bytes = EPOCHS * sum(path.stat().st_size for path in files)
+    explained = flatout.explain(run)
+    slow = next(each for each in explained.findings if each.cause == "data-fetch")
+    told = next(line for line in slow.evidence if line.endswith("were read on average"))
+    assert parse_bytes(told.split("/s")[0]) == pytest.approx(moved_bytes / delay.slept, rel=0.1)

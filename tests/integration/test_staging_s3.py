@@ -17,8 +17,8 @@ from flatout.data.loading import staging
 from flatout.data.loading.loader import Loader, open_loader
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import SHIPPED
-from flatout.data.source import dataset as dataset_module
 from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.data.source.formats import choose as choose_module
 from flatout.errors import StorageError, TooManyQuarantined
 from flatout.storage import open_checked
 from servers.faults import Faults, Kind, Rule
@@ -225,7 +225,7 @@ def test_a_store_that_is_gone_is_an_error_and_no_quarantine(
     images: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, workers: int, options: dict[str, Any]
 ) -> None:
     impatient = partial(open_checked, deadline_seconds=0.5, throttle_seconds=0.5)
-    monkeypatch.setattr(dataset_module, "open_checked", impatient)
+    monkeypatch.setattr(choose_module, "open_checked", impatient)
     dataset = opened(images.url)
     with loader_of(dataset, workers, max_quarantine_share=1.0, prefetch=1, **options) as loader:
         batches = loader.epoch(0)
@@ -237,7 +237,7 @@ def test_a_store_that_is_gone_is_an_error_and_no_quarantine(
         assert images.url in str(gone.value)
         assert loader.quarantine == {}
     fault_proxy.clear()
-    monkeypatch.setattr(dataset_module, "open_checked", open_checked)
+    monkeypatch.setattr(choose_module, "open_checked", open_checked)
     with loader_of(opened(images.url), workers, **options) as loader:  # back again: nothing was lost
         assert exact(epoch_of(loader, 0))
 

@@ -18,7 +18,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon"])
 def test_steps_do_not_import_the_compiler(work: Path, shapes: Path, optimizer: str) -> None:
     """torch's own optimizers do, at their first call: as long as importing torch takes."""
     config = write_recipe(

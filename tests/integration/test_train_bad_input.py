@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "run directory under a file": (options("--run", "tiny.yaml/run"), "tiny.yaml/run"),
     "missing weights": (options("--warm-start", "none.safetensors"), "no weights at none.safetensors"),
     "weights that are none": (options("--warm-start", "tiny.yaml"), "tiny.yaml is not a readable safetensors file"),
-    "weights of another model": (with_weights, "do not fit the model"),
+    "weights of another model": (with_weights, "fits the model in 0 of"),
     "report of nothing": (lambda work: ["report", "runs/none"], "no run in runs/none"),
     "one class of shapes": (
         lambda work: ["data", "make", "shapes", "out", "--classes", "1"],

@@ -128,3 +128,17 @@ def test_without_a_validation_split_some_samples_are_held_out(work: Path, shapes
     assert finished.code == 0, finished.err
     assert "held out" in finished.err
     assert summary(work / "runs" / "tiny")["accuracy"]["top1"] is not None
+
+
+def test_a_run_that_stops_after_an_epoch_goes_on_to_the_same_bits(
+    work: Path, shapes: Path, uninterrupted: Path
+) -> None:
+    config, run = write_recipe(work / "tiny.yaml", shapes, stop__after_epochs=1), work / "runs" / "tiny"
+    for _ in range(2):  # the second time there is nothing to do
+        assert command("train", config, cwd=work).code == 0
+        assert summary(run)["status"] == "stopped"
+        assert summary(run)["cause"] == "reached stop.after_epochs = 1"
+        assert reached(run) == len(expected_ledger()) // 2
+        assert summary(run)["accuracy"]["top1"] is not None
+    assert command("train", write_recipe(config, shapes), cwd=work).code == 0
+    assert_same_training(run, uninterrupted)

@@ -15,7 +15,7 @@ class Case:
     """One way to train the tiny dataset."""
 
     task: str = "images"
-    container: str = "folder"  # folder | tar | pack
+    container: str = "folder"  # folder | tar | zip | pack
     remote: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys of the recipe
     ranks: int = 1
@@ -42,6 +42,8 @@ class Feature:
     """Two features of one slot are two values of one key: nobody can ask for both."""
     in_effect: Callable[[Mapping[str, Any]], bool] = lambda summary: True
     """Whether a run's summary shows that it was really there: a feature that silently stays off is wrong too."""
+    own_optimizer: bool = False
+    """Whether the run has another optimizer than it has without it."""
 
 
 def _ranks(mode: str, **more: Any) -> Callable[[Case], Case]:
@@ -87,6 +89,8 @@ FEATURES = (
     Feature("memory cache", lambda c: c.set(data__cache="memory"), "bits", r"data\.cache", "cache", _cached),
     Feature("pack", lambda c: replace(c, container="pack"), "bits", "pack", "container"),
     Feature("tar", lambda c: replace(c, container="tar"), "bits", r"tar\b", "container"),
+    Feature("zip", lambda c: replace(c, container="zip"), "bits", r"zip\b", "container"),
+    Feature("balanced classes", lambda c: c.set(data__balance="classes", data__class_weights="balanced"), "samples", r"data\.balance|class_weights"),
     Feature("s3", lambda c: replace(c, remote=True).set(data__stage="off"), "bits", r"s3|data\.stage", "stage", _requests),
     Feature("processes", lambda c: c.set(data__workers=2, data__worker_kind="process"), "bits", "worker_kind"),
     Feature("accumulate", lambda c: c.set(train__accumulate=2), "samples", "accumulate"),
@@ -95,8 +99,19 @@ FEATURES = (
     Feature("mixup+cutmix", lambda c: c.set(views__small__mixup=0.4, views__small__cutmix=0.6), "samples", "views"),
     Feature("checkpointing", lambda c: c.set(train__checkpointing=True), "bits", "checkpointing"),
     Feature("progressive resizing", lambda c: c.set(views__small__sizes={0: 12, 1: 16}), "samples", "views"),
+    Feature("alternate flip", lambda c: c.set(views__small__flip=0.5, views__small__alternate_flip=True), "samples", "views"),
+    Feature("blur, squeeze, depth", lambda c: c.set(model__blur_pool=True, model__squeeze_excite=True, model__stochastic_depth=0.5), "samples",
+            r"model\.(blur_pool|squeeze_excite|stochastic_depth)"),
+    Feature("muon", lambda c: c.set(train__optimizer="muon"), "samples", r"train\.optimizer|muon", "",
+            lambda s: s["optimizer"]["name"] == "muon", own_optimizer=True),
+    Feature("lookahead", lambda c: c.set(train__lookahead=2), "samples", r"train\.lookahead"),
+    Feature("fast", lambda c: c.set(speedups="auto"), "samples", "speedups"),
     Feature("own transform", lambda c: c.set(views__small__transform=f"{Path(__file__).parent}/negative.py:sometimes"), "samples",
             r"transform"),
+    Feature("own loss", lambda c: c.set(train__loss=f"{Path(__file__).parent}/own_loss.py:squared"), "samples", r"train\.loss|own_loss"),
+    Feature("freeze", lambda c: c.set(model__freeze=["*.bias"]), "samples", r"model\.freeze"),
+    Feature("groups", lambda c: c.set(train__layer_decay=0.9), "samples", r"train\.(groups|layer_decay)", "",
+            lambda s: any("lr_scale" in group for group in s["optimizer"]["groups"])),
     Feature("class subset", lambda c: c.set(data__classes=SUBSET), "samples", r"data\.classes"),
     Feature("translation", lambda c: replace(c, task="text"), "samples", r"translation|classification|train\.aa"),
     Feature("emulated", lambda c: c.set(device="emulated", emulated=_EMULATED), "samples", "emulated", "",

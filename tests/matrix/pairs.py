@@ -6,6 +6,7 @@ import shutil
 import signal
 import tarfile
 import threading
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +82,17 @@ class Bench:
         self._text = make_sentences(folder / "text")
         with tarfile.open(folder / "images.tar", "w") as archive:
             archive.add(self._images, arcname="images")
+        with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+            for file in sorted(self._images.rglob("*")):
+                zipped.write(file, file.relative_to(folder))
+        shutil.copy(folder / "images.zip", folder / "text.zip")  # translation reads none: refused by its kind
         packed = command("data", "pack", self._images, folder / "images-pack", cwd=folder / "work")
         assert packed.code == 0, packed.err
         with tarfile.open(folder / "text.tar", "w") as archive:
             for file in self._text.iterdir():
                 archive.add(file, arcname=file.name)
         bucket = Path(server.root) / "matrix"
-        for name in ("images", "images.tar", "images-pack", "text", "text.tar"):
+        for name in ("images", "images.tar", "images.zip", "images-pack", "text", "text.tar", "text.zip"):
             source = folder / name
             if source.is_dir():
                 shutil.copytree(source, bucket / name)
@@ -97,7 +102,7 @@ class Bench:
     # What is trained
 
     def path(self, case: Case) -> str:
-        ending = {"folder": "", "tar": ".tar", "pack": "-pack"}[case.container]
+        ending = {"folder": "", "tar": ".tar", "zip": ".zip", "pack": "-pack"}[case.container]
         name = "images-pack" if case.container == "pack" else f"{case.task}{ending}"
         return f"s3://matrix/{name}" if case.remote else str(self._folder / name)
 
@@ -269,7 +274,9 @@ class Bench:
         self._check_samples(case, run, said)
         plain = self.plain() if case.task == "images" else self.single("translation")
         assert isinstance(plain, Path)
-        if (ours := _optimizer(said)) != (wanted := _optimizer(summary(plain))):
+        others = [self.single(feature.name) for feature in (one, two) if feature.own_optimizer]
+        trained_like = next((each for each in others if isinstance(each, Path)), plain)
+        if (ours := _optimizer(said)) != (wanted := _optimizer(summary(trained_like))):
             raise Wrong(f"optimizer {ours} instead of {wanted}")
         assert_adds_up(run)
         found = [
@@ -287,7 +294,8 @@ class Bench:
             )
         else:
             samples = (SUBSET if "data.classes" in case.settings else CLASSES) * SAMPLES_PER_CLASS
-            wanted = expected_ledger(samples, written["global_batch"], EPOCHS)
+            balanced = "data.balance" in case.settings
+            wanted = expected_ledger(samples, written["global_batch"], EPOCHS, balanced=balanced)
         rows = [row[:5] for row in trained(run)]
         if rows != wanted:
             first = next(
@@ -318,9 +326,11 @@ def _compare(keeps: str, run: Path, reference: Path) -> str:
 
 
 def _optimizer(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the number of parameters, which follows from the classes."""
-    values = said["optimizer"]
-    groups = [{key: value for key, value in group.items() if key != "parameters"} for group in values["groups"]]
+    """Without the number of parameters, which follows from the classes, and what parts of the model have of their own."""
+    values, groups = said["optimizer"], []
+    for group in values["groups"]:
+        kept = {key: value for key, value in group.items() if key not in ("parameters", "name", "lr_scale")}
+        groups += [kept] if kept not in groups else []
     return {**values, "groups": groups}
 
 

@@ -23,8 +23,17 @@ SAMPLE = [
     ("disk cache", "progressive resizing"),
     ("pack", "suite"),
     ("accumulate", "translation"),
-    ("processes", "own transform"),
+    ("shared", "own transform"),  # was refused
+    ("fsdp", "freeze"),
+    ("shared", "alternate flip"),
+    ("ddp", "muon"),
+    ("fast", "translation"),
+    ("lookahead", "resume after kill -9"),
+    ("ddp", "blur, squeeze, depth"),
+    ("ema", "groups"),
+    ("own loss", "resume after kill -9"),
     ("bf16", "emulated"),
+    ("zip", "balanced classes"),
 ]
 
 

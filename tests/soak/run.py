@@ -41,6 +41,7 @@ from training import (
 )
 
 EPOCHS, LONGEST_SECONDS, IN_TRAINING = 8, 300.0, 0.7
+KILLS_OF_A_RUN = {"process": (4, 16), "rank": (4, 12), "launcher": (2, 4)}  # a launcher's ranks import torch anew
 STEPS = EPOCHS * batch_count(SAMPLES, 16)
 TRAINERS = ("process", "group", "launcher", "rank")
 HELPERS = {"embedded": ("coordinator", "producer"), "served": ("server", "producer", "redis")}
@@ -64,6 +65,34 @@ class Services:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def ensure(self) -> None:
+        """Returns when both listen. A server that was started while Redis was dying ends, and is started again."""
+        for name in ("redis", "server"):
+            try:
+                wait_until(lambda name=name: self._listens_or_starts(name), f"{name} to listen", 180)
+            except AssertionError:
+                sys.stderr.write((self.folder / f"{name}.txt").read_text(errors="replace")[-3000:])
+                raise
+
+    def kill(self, name: str) -> int:
+        """And see it dead, so that it is started again; how many were there to be killed."""
+        alive = self.running[name].poll() is None
+        self.running[name].kill()
+        self.running[name].wait()
+        return int(alive)
+
+    def _listens_or_starts(self, name: str) -> bool:
+        if name not in self.running or self.running[name].poll() is not None:
+            with (self.folder / f"{name}.txt").open("ab") as said:
+                self.running[name] = subprocess.Popen(
+                    self._command(name),
+                    stdout=said,
+                    stderr=said,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "XDG_RUNTIME_DIR": str(self.folder)},
+                )
+        return _listens(self.ports[name])
+
+    def _command(self, name: str) -> list[str]:
         flatout = Path(sys.executable).with_name("flatout")
         redis = f"redis://127.0.0.1:{self.ports['redis']}"
         commands = {
@@ -71,15 +100,7 @@ class Services:
             "server": [flatout, "serve", "--listen", f"127.0.0.1:{self.ports['server']}", "--redis", redis,
                        "--data", "s3://soak", "--bytes", "32MB", "--threads", "1"],
         }  # fmt: skip
-        for name, command in commands.items():
-            if name not in self.running or self.running[name].poll() is not None:
-                with (self.folder / f"{name}.txt").open("ab") as said:
-                    self.running[name] = subprocess.Popen(
-                        list(map(str, command)), stdout=said, stderr=said, stdin=subprocess.DEVNULL,
-                        env={**os.environ, "XDG_RUNTIME_DIR": str(self.folder)},
-                    )  # fmt: skip
-                port = self.ports[name]
-                wait_until(lambda port=port: _listens(port), f"{name} to listen", 60)
+        return list(map(str, commands[name]))
 
     def close(self) -> None:
         for process in self.running.values():
@@ -158,8 +179,6 @@ def victims(attempt: Attempt, kind: str, services: Services, chance: random.Rand
     if kind == "rank":
         children = [each.pid for each in attempt.tree() if _runs(each, "flatout.commands.one_rank")]
         return chance.sample(children or [each.pid for each in attempt.trainers], 1)
-    if kind in ("redis", "server"):
-        return [services.running[kind].pid]
     everybody = [each for each in psutil.process_iter() if _of_this_soak(each, services.folder)]
     module = {"coordinator": "flatout.service.transport.daemon", "producer": "flatout.service.producers.producer"}[kind]
     found = [each.pid for each in everybody if _runs(each, module)]
@@ -220,7 +239,7 @@ def one_run(
     most: int,
 ) -> None:  # fmt: skip
     kinds = [*HELPERS[service], *{"process": ["process"], "rank": ["rank", "group"], "launcher": TRAINERS[1:]}[shape]]
-    left = chance.randint(2, 6)
+    left = chance.randint(*KILLS_OF_A_RUN[shape])
     bench.services.ensure()
     attempt = Attempt(bench, shape, service, run)
     tally.attempts += 1
@@ -228,10 +247,14 @@ def one_run(
         kind = chance.choice(kinds)
         await_moment(attempt, run, wanted[1], chance if left else None)
         if attempt.running and sum(tally.kills.values()) < most:
-            killed = kill(victims(attempt, kind, bench.services, chance))
+            if kind in ("redis", "server"):
+                killed = bench.services.kill(kind)
+            else:
+                killed = kill(victims(attempt, kind, bench.services, chance))
             if killed:
                 tally.kills[kind] += 1
                 left -= 1
+                sys.stderr.write(f"kill {sum(tally.kills.values())}: {kind} of {run.name}\n")
             bench.services.ensure()
             if kind not in TRAINERS:
                 continue

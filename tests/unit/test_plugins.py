@@ -8,7 +8,7 @@ import pytest
 
 from flatout import plugins
 from flatout.config.loading import load_config
-from flatout.data.pixels.transforms import apply_transform
+from flatout.data.pixels.transforms import apply_transform, open_transform
 from flatout.data.pixels.views import View
 from flatout.errors import ConfigError
 from flatout.storage import open_store
@@ -69,7 +69,7 @@ def test_a_file_is_loaded_once_and_may_import_what_lies_beside_it(tmp_path: Path
     ("name", "said"),
     [
         ("./nett.py:Net", "no file {folder}/nett.py; did you mean net.py?"),
-        ("./net.py:Nett", "model.name is './net.py:Nett': ./net.py has no 'Nett'; did you mean Net?"),
+        ("./net.py:Nett", "model.name is './net.py:Nett': {folder}/net.py has no 'Nett'; did you mean Net?"),
         ("./net.py:limit", "limit is a int, not a function or class"),
         ("jsn:loads", "no module 'jsn' is installed; did you mean json?"),
         ("json.decodr:JSONDecoder", "no module 'json.decodr' is installed; did you mean decoder?"),
@@ -156,30 +156,91 @@ def test_a_transform_draws_by_seed_epoch_and_sample_alone(tmp_path: Path) -> Non
     )
     ids = np.array([4, 9, 2])
 
+    def view(name: str) -> View:
+        return View("mine", crop="centre", transform=f"./noise.py:{name}")
+
     def noise(ids: np.ndarray, seed: int = 1, epoch: int = 0) -> np.ndarray:
         images = np.zeros((len(ids), 3, 4, 4), np.uint8)
-        apply_transform("./noise.py:add", images, range(len(ids)), ids, seed, epoch)
+        apply_transform(view("add"), images, range(len(ids)), ids, seed, epoch)
         return images
 
     assert np.array_equal(noise(ids)[::-1], noise(ids[::-1]))
     assert not np.array_equal(noise(ids), noise(ids, seed=2))
     assert not np.array_equal(noise(ids), noise(ids, epoch=1))
     with pytest.raises(ConfigError, match=r"returned float64 \(4, 4\); it must return uint8 \(3, 4, 4\)"):
-        apply_transform("./noise.py:wrong", np.zeros((1, 3, 4, 4), np.uint8), [0], np.array([0]), 0, 0)
+        apply_transform(view("wrong"), np.zeros((1, 3, 4, 4), np.uint8), [0], np.array([0]), 0, 0)
     with pytest.raises(ConfigError, match=r"sample 5: .*noise.py line 11: return image / nothing: NameError"):
-        apply_transform("./noise.py:fails", np.zeros((1, 3, 4, 4), np.uint8), [0], np.array([5]), 0, 0)
+        apply_transform(view("fails"), np.zeros((1, 3, 4, 4), np.uint8), [0], np.array([5]), 0, 0)
 
 
 def test_another_text_of_a_transform_is_another_view(tmp_path: Path) -> None:
-    file = tmp_path / "noise.py"
-    view = View("mine", crop="centre", transform="./noise.py:add")
-    with pytest.raises(ConfigError, match="its source cannot be read"):
-        view.digest()
-    file.write_text("def add(image, random): return image\n")
-    before = view.digest()
-    file.write_text("def add(image, random): return 255 - image\n")
-    assert len({before, view.digest(), View("mine", crop="centre").digest()}) == 3
-    assert view.random
+    def view(options: str = "", name: str = "add") -> View:
+        return View("mine", crop="centre", transform=f"./noise.py:{name}", transform_options=options)
+
+    with pytest.raises(ConfigError, match="no file"):
+        view()
+    (tmp_path / "noise.py").write_text("def add(image, random): return image\n")
+    first = view()
+    assert first.random
+    digests = {
+        first.digest(),
+        View("mine", crop="centre").digest(),
+        view('{"by": 2}').digest(),
+        view(name="b").digest(),
+    }
+    (tmp_path / "noise.py").write_text("import beside\ndef add(image, random): return image\n")
+    digests.add(view().digest())
+    (tmp_path / "beside.py").write_text("LEVEL = 1\n")
+    digests.add(view().digest())
+    (tmp_path / "beside.py").write_text("LEVEL = 2\n")
+    assert len(digests | {view().digest()}) == 7
+    with pytest.raises(ConfigError, match=r"source changed while it is in use: .* start the command again"):
+        open_transform(first)
+
+
+def test_a_file_that_changes_is_loaded_anew_and_one_beside_it_is_refused(tmp_path: Path) -> None:
+    file, beside = tmp_path / "grows.py", tmp_path / "grows_beside.py"
+    for number in (1, 2):  # of one length, within the second that a compiled file is dated by
+        file.write_text(f"def get(): return {number}\n")
+        assert plugins.load("models", "./grows.py:get", "model.name")() == number
+    file.write_text("from grows_beside import get\n")
+    beside.write_text("def get(): return 3\n")
+    assert plugins.load("models", "./grows.py:get", "model.name")() == 3
+    beside.write_text("def get(): return 4\n")
+    with pytest.raises(ConfigError, match=r"grows_beside.py changed since this process imported it; start it again"):
+        plugins.load("models", "./grows.py:get", "model.name")
+
+
+def test_what_a_package_imports_of_itself_is_part_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "own_package"
+    (package / "inner").mkdir(parents=True)
+    for name in ("__init__", "inner/__init__", "inner/deep", "unused"):
+        (package / f"{name}.py").write_text("")
+    (package / "net.py").write_text("import os\nfrom .inner import deep\ndef build(): return deep\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = [plugins.source_digest("models", "own_package.net:build", "model.name")]
+    for name in ("unused", "inner/deep", "net"):
+        with (package / f"{name}.py").open("a") as file:
+            file.write("VALUE = 1\n")
+        seen.append(plugins.source_digest("models", "own_package.net:build", "model.name"))
+    assert seen[0] == seen[1] != seen[2] != seen[3]
+
+
+def test_an_error_shows_the_users_lines_and_none_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("def outer():\n    return inner()\n\n\ndef inner():\n    return 1 / 0\n")
+    found = plugins.load("losses", "./deep.py:outer", "train.loss")
+    with pytest.raises(ConfigError) as refused, plugins.blamed("train.loss"):
+        found()
+    lines = "\n".join(refused.value.details)
+    assert "return inner()" in lines
+    assert "return 1 / 0" in lines
+    assert "flatout/" not in lines
+    error = plugins.own_code_error(refused.value.__cause__)
+    assert error is not None
+    assert str(error).startswith("train.loss is './deep.py:outer': ")
+    assert plugins.own_code_error(ValueError("of nobody")) is None
 
 
 def test_a_scheme_is_an_entry_point_of_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,11 @@ class Activity:
     attempts: list[tuple[int, float]]  # number, and where it begins on the overview's axis
 
 
+def no_activity() -> Activity:
+    """Of a run whose spans are not looked at."""
+    return Activity(EpochLedger(()), Overview(), [], [])
+
+
 def read_activity(path: Path, steps: Sequence[StepRow]) -> Activity:
     """One pass over a rank's span file; `steps` are those that count."""
     ledger, overview, looks = EpochLedger(steps), Overview(), _choose_looks(steps)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.analysis.activity import Activity, read_activity
+from flatout.analysis.activity import Activity, no_activity, read_activity
 from flatout.analysis.convergence import judge
 from flatout.analysis.epoch_ledger import EpochAccount, account_epochs
 from flatout.config.tasks import metric_named
@@ -34,7 +34,7 @@ class Details:
     def convergence(self) -> dict[str, Any]:
         """As the run judged itself; judged now where it could not (killed, or written by an older version)."""
         found = self.run.summary.get("convergence") or {}
-        if found.get("verdict"):
+        if found.get("verdict") and found.get("why"):
             return dict(found)
         summary, config = self.run.summary, self.run.config
         metric = metric_named((config.get("checkpoint") or {}).get("metric") or "top1")
@@ -44,16 +44,17 @@ class Details:
         return judge(self.run.epochs, metric, classes, emulated=bool(emulated)).to_dict()
 
 
-def read_details(run: Run) -> Details:
-    """Reads the span file in one pass."""
+def read_details(run: Run, with_spans: bool = True, system: list[dict[str, str]] | None = None) -> Details:
+    """Reads the span file in one pass; `with_spans=False` leaves out what only that file tells. `system` are rows of
+    system.csv where not all of them are wanted."""
     directory = RunDirectory(run.directory)
-    activity = read_activity(directory.rank_spans(), run.steps)
+    activity = read_activity(directory.rank_spans(), run.steps) if with_spans else no_activity()
     findings, verdict = _findings(run.directory / "findings.json")
     return Details(
         run,
         activity,
         account_epochs(run, activity.ledger),
-        run.system,
+        run.system if system is None else system,
         read_table(directory.quarantine),
         findings,
         verdict,

@@ -4,7 +4,7 @@ from typing import Annotated
 import typer
 
 from flatout.cli.apps import data_app
-from flatout.cli.options import Json
+from flatout.cli.options import Json, LabelColumn, LayoutOption
 from flatout.cli.output import print_json
 
 
@@ -15,7 +15,9 @@ def group() -> None:
 
 @data_app.command()
 def audit(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder, .tar, pack or s3:// URL of a dataset.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A dataset of any layout (docs/data-layouts.md).")],
+    layout: LayoutOption = "detect",
+    label_column: LabelColumn = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with pictures of what is wrong.")
     ] = None,
@@ -36,7 +38,7 @@ def audit(
     """
     from flatout.commands.audit import audit_data, print_audit
 
-    result = audit_data(path, html, limit, quiet=as_json)
+    result = audit_data(path, html, limit, quiet=as_json, layout=layout, label_column=label_column)
     if as_json:
         print_json(result)
     else:

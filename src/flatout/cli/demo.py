@@ -15,7 +15,7 @@ def demo(
 ) -> None:
     """Make a small dataset, train on it, report and explain: under two minutes on two cores."""
     from flatout.commands.demo import NEXT_STEPS, run_demo
-    from flatout.commands.explain import explain, print_explanation
+    from flatout.commands.explain import explain, keep_explanation, print_explanation
     from flatout.commands.report import print_report
 
     finished = run_demo(run, quiet=as_json)
@@ -23,5 +23,7 @@ def demo(
         print_json(finished.summary)
     else:
         print_report(finished)
-        print_explanation(finished, explain(finished))
+        explanation = explain(finished)
+        keep_explanation(finished, explanation)
+        print_explanation(finished, explanation)
         typer.echo(NEXT_STEPS.format(run=finished.directory))

@@ -26,10 +26,11 @@ def explain(
     Examples:  flatout explain runs/demo   |   flatout explain runs/demo --fix faster.yaml
     """
     from flatout.commands.explain import explain as explain_run
-    from flatout.commands.explain import print_explanation, read_run, write_fixed_recipe
+    from flatout.commands.explain import keep_explanation, print_explanation, read_run, write_fixed_recipe
 
     found = read_run(run)
     explanation = explain_run(found)
+    keep_explanation(found, explanation)
     changes = write_fixed_recipe(found, explanation, fix) if fix is not None else None
     if as_json:
         print_json({**explanation.to_dict(), **({} if fix is None else {"recipe": str(fix), "changes": changes})})

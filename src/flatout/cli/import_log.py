@@ -11,7 +11,10 @@ from flatout.cli.output import print_json
 @app.command(name="import")
 def import_log(
     source: Annotated[
-        Path, typer.Argument(metavar="LOG", help="CSV log, TensorBoard event file, or a folder with either.")
+        Path,
+        typer.Argument(
+            metavar="LOG", help="CSV log, trainer_state.json, TensorBoard event file, or a folder with one."
+        ),
     ],
     run: Annotated[
         Path | None,
@@ -22,7 +25,7 @@ def import_log(
     """Read the log of another program into a run directory, to report on it and compare with it.
 
     Knows Lightning's metrics.csv, timm's summary.csv, other CSV logs with an
-    epoch or step column, and TensorBoard events. What the log does not tell
+    epoch or step column, Hugging Face's trainer_state.json and TensorBoard events. What the log does not tell
     stays unknown; accuracy in per cent becomes a share.
 
     Example:  flatout import lightning_logs/version_0 --run runs/before

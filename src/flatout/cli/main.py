@@ -30,6 +30,7 @@ def run() -> Any:
     except FlatoutError as error:
         if error.quiet:  # another rank of the run says it
             _exit(error.exit_code)
+        sys.stderr.write("".join(f"{line}\n" for line in error.details))
         _say_and_exit(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("flatout: interrupted\n")

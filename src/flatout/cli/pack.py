@@ -4,10 +4,10 @@ from typing import Annotated
 import typer
 
 from flatout.cli.apps import data_app
-from flatout.cli.options import Json
+from flatout.cli.options import Json, LabelColumn, LayoutOption
 from flatout.cli.output import print_json
 
-Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder, .tar, pack or s3://, gs://, az:// URL.")]
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A dataset of any layout: docs/data-layouts.md.")]
 Target = Annotated[Path, typer.Argument(metavar="DST", help="Folder to write to.")]
 
 
@@ -19,6 +19,8 @@ def pack(
     short_side: Annotated[int, typer.Option(metavar="PX", help="Mode resized: the shorter side.")] = 256,
     quality: Annotated[int, typer.Option(help="Mode resized: JPEG quality.")] = 90,
     shard_mb: Annotated[int, typer.Option(help="Size of a shard in MB.")] = 1000,
+    layout: LayoutOption = "detect",
+    label_column: LabelColumn = None,
     as_json: Json = False,
 ) -> None:
     """Put a dataset into a few large files: faster to read, to copy and to list than many small ones.
@@ -27,13 +29,37 @@ def pack(
     """
     from flatout.commands.pack import PackOptions, pack_dataset
 
-    result = pack_dataset(
-        source, target, PackOptions.checked(mode, short_side, quality, shard_mb * 10**6), quiet=as_json
-    )
+    options = PackOptions.checked(mode, short_side, quality, shard_mb * 10**6)
+    result = pack_dataset(source, target, options, as_json, layout, label_column)
     if as_json:
         print_json(result)
     else:
         typer.echo(f"packed {result['samples']:,} samples into {target}")
+
+
+@data_app.command()
+def export(
+    source: Source,
+    target: Target,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="webdataset: tars of images and .cls, with classes.txt.")],
+    shard_mb: Annotated[int, typer.Option(min=1, help="Size of a shard in MB.")] = 256,
+    layout: LayoutOption = "detect",
+    label_column: LabelColumn = None,
+    as_json: Json = False,
+) -> None:
+    """Write a dataset in a format that other loaders read.
+
+    The images are the same bytes, and flatout reads the result with the same fingerprint and the same batches.
+
+    Example:  flatout data export data/ shards/ --to webdataset
+    """
+    from flatout.commands.export_data import export_dataset
+
+    result = export_dataset(source, target, to, shard_mb * 10**6, as_json, layout, label_column)
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"wrote {result['samples']:,} samples in {result['shards']} shards under {target}")
 
 
 @data_app.command()

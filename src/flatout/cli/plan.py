@@ -41,7 +41,7 @@ def plan(
     no card and no weights are needed; the data is measured here, or its sizes
     are given (--data imagenet, or --samples and --sample-bytes).
 
-    Examples:  flatout plan recipes/imagenet-resnet50.yaml --data imagenet --deadline 24h
+    Examples:  flatout plan imagenet-resnet50-90ep --data imagenet --deadline 24h
                flatout plan my.yaml --on g4dn.xlarge,g5.xlarge --max-usd 20 --emit start/
     """
     from flatout.commands.plan import Question, keep_plan, make_plan, parse_assignments

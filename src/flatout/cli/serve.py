@@ -41,6 +41,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ROOT", help="With --listen: open only data under this folder or s3:// prefix (repeat)."),
     ] = None,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Run the transform in this file (or module) for jobs that use it (repeat)."),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate (PEM) for --listen; needed beyond loopback.")
     ] = None,
@@ -85,6 +89,7 @@ def serve(
         trace,
         listen,
         tuple(data or ()),
+        tuple(code or ()),
         tls_cert,
         tls_key,
         tls_ca,

@@ -10,7 +10,9 @@ from flatout.cli.output import print_json
 
 @app.command()
 def suite(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Suite (YAML); see recipes/suites/ for examples.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Suite: a YAML file, or a name that flatout recipes lists.")
+    ],
     assignments: Assignments = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="Folder of its runs (default runs/<name>).")

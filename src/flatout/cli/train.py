@@ -29,6 +29,12 @@ def train(
     accept_changed_data: Annotated[
         bool, typer.Option("--accept-changed-data", help="Resume although the dataset is not the same any more.")
     ] = False,
+    fast: Annotated[
+        bool,
+        typer.Option(
+            "--fast", help="Switches that may save training time: speedups=auto (classification; see docs/faster.md)."
+        ),
+    ] = False,
     rehearse: Annotated[
         str | None,
         typer.Option("--rehearse", metavar="cuda", help="Dry run for a GPU that is not here; writes no run."),
@@ -37,6 +43,9 @@ def train(
         str | None,
         typer.Option("--plan", metavar="ID", help="The plan this run follows; flatout plan --score compares."),
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Look at it in the browser meanwhile; the address is printed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a recipe. The same command again resumes where it stopped.
@@ -45,6 +54,8 @@ def train(
 
     Examples:  flatout train recipes/demo.yaml   |   flatout train my.yaml --set train.lr=0.1 --run runs/low-lr
     """
+    if fast:
+        assignments = ["speedups=auto", *(assignments or [])]
     if rehearse is not None:
         _rehearse(config, assignments or [], rehearse, as_json)
         return
@@ -56,6 +67,10 @@ def train(
     gc.freeze()
     gc.enable()
     overrides = parse_assignments(assignments or [])
+    if dashboard and "WORLD_SIZE" not in os.environ:
+        from flatout.web.server import start_beside
+
+        start_beside(Path("runs") if run is None else run.parent)
     if plan is not None:
         from flatout.commands.plan_files import find_plan, follow_plan
 

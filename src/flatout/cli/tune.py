@@ -24,13 +24,15 @@ def tune(
     """Find batch size, workers, precision and memory format for the most samples a second.
 
     A probe calibrates the model, the model ranks all combinations, at most a
-    quarter of them is measured, each in a process of its own; the best are
-    measured again in turns. A larger batch comes with a scaled learning rate.
+    quarter of them is measured, each in a process of its own; the best and the
+    recipe as given are measured again in turns, and only these turns count. The
+    claim is of the recipe's whole run: start, the first epoch that fills a cache,
+    later ones, validations. A larger batch comes with a scaled learning rate.
 
     Examples:  flatout tune recipes/demo.yaml   |   flatout tune my.yaml --keep-batch --out fast.yaml
     """
     from flatout.commands.show import parse_assignments
-    from flatout.commands.tune import tune_recipe
+    from flatout.commands.tune import told_lines, tune_recipe
 
     def say(text: str) -> None:
         if not as_json:
@@ -39,7 +41,7 @@ def tune(
     target = out or config.with_suffix(".tuned.yaml")
     tuned = tune_recipe(config, parse_assignments(assignments or []), seconds, keep_batch, compile_too, target, say)
     if as_json:
-        told = {"recipe": str(target), "gain": tuned.gain, "changes": tuned.changes, "grid": tuned.grid_size}
+        told = {"recipe": str(target), "gain": tuned.claim.to_dict(), "changes": tuned.changes, "grid": tuned.grid_size}
         print_json(
             {
                 **told,
@@ -50,14 +52,5 @@ def tune(
             }
         )
         return
-    chosen, given = tuned.chosen, tuned.given
-    sure = 100 * (chosen.spread + given.spread)
-    typer.echo(
-        f"{chosen.speed:.0f} samples/s against {given.speed:.0f} as given: {tuned.gain:.2f} times as fast, "
-        f"give or take {sure:.0f} %; data wait {100 * chosen.wait_share:.0f} %"
-    )
-    if tuned.usd_per_hour:
-        typer.echo(f"{chosen.speed * 3600 / tuned.usd_per_hour:,.0f} samples a dollar")
-    changed = ", ".join(f"{key}={value}" for key, value in tuned.changes.items())
-    typer.echo(f"{target}: {changed or 'nothing changed, the recipe was best as it is'}")
-    typer.echo(f"{len(tuned.trials)} of {tuned.grid_size} combinations measured in {tuned.seconds:.0f} s")
+    for line in told_lines(tuned, target):
+        typer.echo(line)

@@ -1,37 +1,39 @@
 """Look at a dataset: list it, examine every sample, say what is wrong, write the page. Needs no torch."""
 
-import base64
-import io
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from rich.console import Console
 
+from flatout.commands.thumbnails import thumbnail
 from flatout.data.audit.examination import Contents, examine, open_contents
 from flatout.data.audit.findings import AuditFinding, describe, judge
-from flatout.data.pixels.decode import Undecodable, decode_image
-from flatout.data.source.readers import read_source
-from flatout.errors import DataError, StorageError
+from flatout.errors import DataError
 from flatout.machine.budgets import usable_cores
 from flatout.reports.audit_page import audit_text, write_audit_page
 from flatout.training.display import Display
 
-_THUMBNAILS, _SIDE = 60, 96
+_THUMBNAILS = 60
 _SIDE_BY_SIDE = 4  # pictures of one example
 _PICTURED = ("label-conflict", "leak", "duplicates", "mode-", "exif-", "wrong-")
 
 
-def audit_data(path: str, html: Path | None = None, limit: int | None = None, quiet: bool = True) -> dict[str, Any]:
+def audit_data(
+    path: str,
+    html: Path | None = None,
+    limit: int | None = None,
+    quiet: bool = True,
+    layout: str = "detect",
+    label_column: str | None = None,
+) -> dict[str, Any]:
     """The result as plain values; with `html` a page as well. `limit` looks at that many samples of each class."""
     if html is not None and not html.absolute().parent.is_dir():  # found out now, not after an hour
         raise DataError(f"cannot write {html}: there is no folder {html.absolute().parent}; make it first")
     with Display(quiet) as display:
         display.begin("listing", 0, 0)
         started = time.perf_counter()
-        contents = open_contents(path)
+        contents = open_contents(path, layout, label_column)
         list_seconds = time.perf_counter() - started
         threads = min(16, usable_cores())
         started = time.perf_counter()
@@ -70,24 +72,7 @@ def _thumbnails(contents: Contents, findings: list[AuditFinding]) -> dict[str, s
     for split in contents.splits.values():
         for sample_id, name in enumerate(split.names):
             if name in chosen:
-                ids = np.array([sample_id])
-                picture = _thumbnail(read_source(split.locate(ids)[0]), split.shapes(ids))
+                picture = thumbnail(split, sample_id)
                 if picture is not None:
                     found[name] = picture
     return found
-
-
-def _thumbnail(data: bytes | memoryview | StorageError, shapes: np.ndarray[Any, Any] | None) -> str | None:
-    if isinstance(data, StorageError):
-        return None
-    try:
-        if shapes is not None and shapes[0][0]:
-            image = Image.fromarray(np.frombuffer(data, np.uint8).reshape(*shapes[0], 3))
-        else:
-            image = decode_image(data)
-    except Undecodable:
-        return None
-    image.thumbnail((_SIDE, _SIDE))
-    out = io.BytesIO()
-    image.save(out, "JPEG", quality=70)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")

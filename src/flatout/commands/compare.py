@@ -26,14 +26,18 @@ def compare_runs(paths: Sequence[Path], html: Path | None = None) -> Comparison:
     for path, real in zip(paths, resolved, strict=True):
         if resolved.count(real) > 1:
             raise RunDirectoryError(f"{path} is given twice; a run is not compared with itself")
-    runs = [read_run(path) for path in paths]
-    sides = [
-        Side(label, run, _settings(run), mean_epoch(run)) for label, run in zip(unique_labels(runs), runs, strict=True)
-    ]
+    sides = read_sides(paths)
     found = compare(sides)
     if html is not None:
         _write(html, comparison_page(found, sides))
     return found
+
+
+def read_sides(paths: Sequence[Path]) -> list[Side]:
+    """What a comparison needs of every run."""
+    runs = [read_run(path) for path in paths]
+    labels = unique_labels(runs)
+    return [Side(label, run, _settings(run), mean_epoch(run)) for label, run in zip(labels, runs, strict=True)]
 
 
 def print_comparison(found: Comparison, html: Path | None) -> None:

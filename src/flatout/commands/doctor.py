@@ -4,15 +4,17 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from flatout.commands.doctor_data import CheckResult, check_data
 from flatout.commands.doctor_link import check_link
+from flatout.commands.doctor_pace import check_pace
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
@@ -47,7 +49,9 @@ def _nothing(line: CheckResult) -> None:
     pass
 
 
-def examine(source: Path | None, say: Callable[[CheckResult], None] = _nothing) -> Checkup:
+def examine(
+    source: Path | None, say: Callable[[CheckResult], None] = _nothing, overrides: Mapping[str, Any] | None = None
+) -> Checkup:
     """Every check in turn; `say` is told each line as it comes. A check that fails is a line, never a traceback.
     Started on every node by torchrun, the ranks measure the link between them, and rank 0 speaks."""
     started = time.monotonic()
@@ -55,17 +59,17 @@ def examine(source: Path | None, say: Callable[[CheckResult], None] = _nothing) 
     if place is not None and place.rank > 0:
         say = _nothing
     lines = []
-    for line in _all_lines(source):
+    for line in _all_lines(source, overrides):
         lines.append(line)
         say(line)
     return Checkup(tuple(lines), time.monotonic() - started)
 
 
-def _all_lines(source: Path | None) -> Iterator[CheckResult]:
+def _all_lines(source: Path | None, overrides: Mapping[str, Any] | None) -> Iterator[CheckResult]:
     config = Config()
     if source is not None:
         try:
-            config = load_config(source).config
+            config = load_config(source, overrides).config
             yield CheckResult("recipe", "ok", f"{source} is valid")
         except FlatoutError as error:
             yield CheckResult("recipe", "problem", str(error), "correct the recipe; the checks below use the defaults")
@@ -81,7 +85,13 @@ def _all_lines(source: Path | None) -> Iterator[CheckResult]:
     ):
         yield _guarded(area, lambda check=check: check(config))  # type: ignore[misc]
     if source is not None:
-        yield from check_data(config)
+        found = []
+        for line in check_data(config):
+            found.append(line)
+            yield line
+        alone = find_place(os.environ) is None  # ranks that measure together would measure each other
+        if alone and config.spec.has_images and all(line.status != "problem" for line in found):
+            yield _guarded("pace", lambda: check_pace(config))
         yield _guarded("link", lambda: check_link(config))
 
 

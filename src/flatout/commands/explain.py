@@ -1,5 +1,8 @@
-"""Explain a run: read its files, apply the rules, write findings.json; write a recipe with the fixes if asked."""
+"""Explain a run: read its files and apply the rules, which changes nothing in it.
 
+Commands keep the result: findings.json in the run, and a recipe with the fixes if asked."""
+
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +10,14 @@ from typing import Any
 
 import yaml
 
-from flatout.commands.predict import prediction_errors
+from flatout.commands.predict import calibration_of, prediction_errors
 from flatout.config.loading import dump_config, load_config
+from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.reading import read_signals
+from flatout.diagnosis.remedies import improver
+from flatout.diagnosis.signals import Signals
 from flatout.diagnosis.verdict import Explanation, explain_signals
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, UserError
 from flatout.reports.explanation import render_explanation
 from flatout.runs import Run
 from flatout.runs import read_run as read_run
@@ -19,13 +25,37 @@ from flatout.runs.directory import write_json
 
 
 def explain(run: Run | str | Path) -> Explanation:
-    """The verdict on a run and its findings, best first; also written to the run's findings.json."""
+    """The verdict on a run and its findings, best first. Changes nothing in the run."""
     run = run if isinstance(run, Run) else read_run(run)
     signals = replace(read_signals(run), prediction_errors=prediction_errors(run))
-    explanation = explain_signals(signals)
-    with suppress(OSError):  # a read-only copy of a run can be explained as well
+    return explain_signals(signals, _improver(run, signals))
+
+
+def keep_explanation(run: Run, explanation: Explanation) -> None:
+    """Writes the run's findings.json, which reports show; a read-only copy of a run stays without it."""
+    with suppress(OSError):
         write_json(run.directory / "findings.json", explanation.to_dict())
-    return explanation
+
+
+def _improver(run: Run, signals: Signals) -> Callable[[Finding], Finding]:
+    """Findings as the rules have them where the model cannot be calibrated; without fixes that the run has already."""
+    improve: Callable[[Finding], Finding] = _unchanged
+    with suppress(UserError, ArithmeticError, ValueError):
+        improve = improver(signals, calibration_of(run, load_config(run.config).config))
+    return lambda finding: _unless_there(run, improve(finding))
+
+
+def _unchanged(finding: Finding) -> Finding:
+    return finding
+
+
+def _unless_there(run: Run, finding: Finding) -> Finding:
+    """A fix that the recipe has already helps nobody."""
+    left = {key: value for key, value in finding.fix.changes.items() if _known(run.config, key, value)}
+    if left or not finding.fix.changes:
+        return replace(finding, fix=replace(finding.fix, changes=left))
+    told = ", ".join(f"{key}={value}" for key, value in finding.fix.changes.items())
+    return replace(finding, fix=Fix(f"the recipe has {told} already; look at the evidence"))
 
 
 def print_explanation(run: Run, explanation: Explanation) -> None:

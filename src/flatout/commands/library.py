@@ -25,9 +25,11 @@ def train(
     config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, run: str | Path | None = None
 ) -> Run:
     """Train a recipe (a path or a mapping) and return the run; the same call again resumes."""
-    from flatout.commands.train import train_run  # who only reads batches needs none of it
+    from flatout.commands.notebook import watched
+    from flatout.commands.train import run_folder, train_run  # who only reads batches needs none of it
 
-    return train_run(config, overrides, run)
+    with watched(run_folder(config, overrides, run)):
+        return train_run(config, overrides, run)
 
 
 def open_batches(

@@ -5,22 +5,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from flatout.config.schema import CostConfig, DataConfig
 from flatout.cost import Usage, load_catalogue, usage_cost
 from flatout.data.loading.staging import is_remote
 from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.data.source.pack_writer import PackOptions as PackOptions
 from flatout.data.source.pack_writer import free_bytes, unpack, write_pack
-from flatout.errors import DataError, NoSpace
+from flatout.errors import ConfigError, DataError, NoSpace
 from flatout.training.display import Display
 from flatout.units import format_bytes, format_seconds, format_usd
 
 _MONTH_SECONDS = 30 * 86400.0
 
 
-def pack_dataset(source: str, target: Path, options: PackOptions, quiet: bool) -> dict[str, Any]:
+def pack_dataset(
+    source: str,
+    target: Path,
+    options: PackOptions,
+    quiet: bool,
+    layout: str = "detect",
+    label_column: str | None = None,
+) -> dict[str, Any]:
     """Write a pack of every split; the same command again goes on after an interruption."""
-    return _pack(open_dataset(DataConfig(path=source)), target, options, "packing", quiet)
+    dataset = open_dataset(data_of(source, layout, label_column))
+    return _pack(dataset, target, options, "packing", quiet)
+
+
+def data_of(source: str, layout: str, label_column: str | None) -> DataConfig:
+    """Of a command's options; a layout that is none is refused in one line."""
+    try:
+        return DataConfig(path=source, layout=layout, label_column=label_column)
+    except ValidationError as error:
+        raise ConfigError(f"--layout is {layout!r}: {error.errors(include_url=False)[0]['msg']}") from None
 
 
 def stage_dataset(
@@ -44,7 +62,7 @@ def unpack_dataset(source: str, target: Path, quiet: bool) -> dict[str, Any]:
     dataset = open_dataset(DataConfig(path=source))
     if dataset.train.shapes(dataset.train.rows[:1]) is not None:
         raise DataError(f"{source} holds decoded pixels, not files; unpack a pack of mode original or resized")
-    return {"folder": str(target), **_followed(unpack(dataset, target), dataset, "unpacking", quiet)}
+    return {"folder": str(target), **followed(unpack(dataset, target), dataset, "unpacking", quiet)}
 
 
 def _pack(dataset: Dataset, target: Path, options: PackOptions, what: str, quiet: bool) -> dict[str, Any]:
@@ -54,12 +72,12 @@ def _pack(dataset: Dataset, target: Path, options: PackOptions, what: str, quiet
             f"{what} needs {format_bytes(dataset.total_bytes)} but {target} has {format_bytes(room)} free; "
             "free some space, choose another folder, or take fewer classes"
         )
-    followed = _followed(write_pack(dataset, target, options), dataset, what, quiet)
+    done = followed(write_pack(dataset, target, options), dataset, what, quiet)
     size = sum(path.stat().st_size for path in target.iterdir())
-    return {"pack": str(target), "mode": options.mode, "fingerprint": dataset.fingerprint, "bytes": size, **followed}
+    return {"pack": str(target), "mode": options.mode, "fingerprint": dataset.fingerprint, "bytes": size, **done}
 
 
-def _followed(work: Iterator[tuple[int, int]], dataset: Dataset, what: str, quiet: bool) -> dict[str, Any]:
+def followed(work: Iterator[tuple[int, int]], dataset: Dataset, what: str, quiet: bool) -> dict[str, Any]:
     """Run with a progress bar that shows the rate."""
     started, done, total = time.monotonic(), 0, 0
     mean_bytes = dataset.total_bytes / max(1, len(dataset.train) + (len(dataset.val) if dataset.val else 0))

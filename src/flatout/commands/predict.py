@@ -3,54 +3,47 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from flatout.commands.cache_costs import with_cache_costs
+from flatout.commands.scoring import PREDICTIONS, Score, score_predictions
+from flatout.commands.scoring import prediction_errors as prediction_errors
 from flatout.config.loading import config_digest, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.cost import Usage, hourly_rate_usd, load_catalogue, usage_cost
 from flatout.decisions.choice import unless_open
 from flatout.decisions.loading import choose_workers
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
+from flatout.diagnosis.changes import RANK_KEYS, SETTINGS, changed_job
+from flatout.diagnosis.conformal import bare_errors, interval_factors
+from flatout.diagnosis.machine_share import read_share
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
 from flatout.diagnosis.reading import read_signals
-from flatout.diagnosis.what_if import SETTINGS, Prediction, cache_break_even, predict, staging_break_even, with_residual
-from flatout.errors import BadFile, ConfigError, RunDirectoryError
-from flatout.reports.predictions import predictions_table, scores_table
-from flatout.runs import Run, list_runs, read_run
+from flatout.diagnosis.step_model import ranks_here
+from flatout.diagnosis.what_if import Prediction, cache_break_even, predict, staging_break_even, with_residual
+from flatout.errors import ConfigError, RunDirectoryError
+from flatout.reports.predictions import coverage_lines, predictions_table, scores_table
+from flatout.runs import Run, read_run
 from flatout.runs.directory import read_json
-from flatout.runs.schema import PREDICTION
-from flatout.untrusted import check_shape, read_json_lines
-
-PREDICTIONS = "predictions.jsonl"
 
 
-@dataclass(frozen=True)
-class Score:
-    """A prediction beside the run that followed it."""
-
-    made_in: str
-    changes: Mapping[str, Any]
-    run: str
-    step_predicted: float
-    step_measured: float
-    error: float
-    """Relative, of the step: predicted over measured, less one."""
-    inside: bool
-
-
-def predict_changes(run: Run | str | Path, alternatives: Sequence[Mapping[str, Any]]) -> list[Prediction]:
-    """The run as it is, then each alternative. Kept in the run's predictions.jsonl."""
+def predict_changes(
+    run: Run | str | Path, alternatives: Sequence[Mapping[str, Any]], keep: bool = True
+) -> list[Prediction]:
+    """The run as it is, then each alternative. Kept in the run's predictions.jsonl, unless somebody only looks."""
     run = run if isinstance(run, Run) else read_run(run)
     config = load_config(run.config).config
     calibration = calibration_of(run, config)
+    if any("data.cache" in changes for changes in alternatives):
+        calibration = with_cache_costs(calibration, run, config)
     predictions = [_predicted(calibration, config, changes) for changes in ({}, *alternatives)]
-    _keep(run, config, predictions[1:], alternatives)
+    if keep:
+        _keep(run, config, predictions[1:], _bare(calibration, config, alternatives))
     return predictions
 
 
@@ -65,7 +58,14 @@ def parse_alternatives(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def calibration_of(run: Run, config: Config) -> Calibration:
-    """From probe.json in the run's directory where there is one, else from the run's own records."""
+    """From probe.json in the run's directory where there is one, else from the run's own records. Its intervals are as
+    wide as the outcomes of the predictions stored beside the run ask for."""
+    calibration = _own_calibration(run, config)
+    outcomes = [each.outcome for each in score_predictions(run.directory.resolve().parent)]
+    return replace(calibration, interval_factors=interval_factors(outcomes))
+
+
+def _own_calibration(run: Run, config: Config) -> Calibration:
     probed = read_json(run.directory / "probe.json")
     if probed.get("calibration"):
         return Calibration.from_dict(probed["calibration"])
@@ -77,7 +77,7 @@ def calibration_of(run: Run, config: Config) -> Calibration:
     settings = settings_of(config, signals.input.workers, signals.recipe.batch_size, signals.input.staged)
     if signals.input.cache_choice is not None:
         settings = replace(settings, cache=signals.input.cache_choice.value)
-    return with_residual(calibrate(signals, settings), signals.step.seconds)
+    return with_residual(calibrate(signals, settings, read_share(run)), signals.step.seconds)
 
 
 def settings_of(config: Config, workers: int, batch_size: int, staged: bool) -> Settings:
@@ -102,19 +102,62 @@ def settings_of(config: Config, workers: int, batch_size: int, staged: bool) -> 
 
 def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, Any]) -> Prediction:
     """Keys of a recipe are checked as a recipe's, and the changed recipe is priced by the ledger."""
-    ours = {key: value for key, value in changes.items() if _in_recipe(key)}
-    changed = load_config(config.model_dump(mode="json", by_alias=True), ours).config
-    resolved = dict(changes)
-    if "data.workers" in ours:
-        workers = choose_workers(changed.data.workers, round(calibration.cores), calibration.device_kind)
-        resolved["data.workers"] = workers.value
-    if "train.precision" in resolved:  # left open, it is the machine's choice, and the run's own
-        resolved["train.precision"] = unless_open(resolved["train.precision"]) or calibration.settings.precision
+    changed, _ = changed_recipe(config, changes)
+    resolved = _resolved(calibration, changed, changes)
     break_even = staging_break_even(calibration, resolved) or cache_break_even(calibration, resolved)
-    prediction = replace(predict(calibration, resolved), changes=changes, break_even_epochs=break_even)
+    notes = tuple(_notes(calibration, config, changed, changes))
+    prediction = replace(predict(calibration, resolved), changes=changes, break_even_epochs=break_even, notes=notes)
     if hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices)) is None:
         return replace(prediction, usd=None)
     return replace(prediction, usd=_usd(prediction, calibration, changed))
+
+
+def changed_recipe(config: Config, changes: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """The recipe that would be trained, and the changes that no recipe holds. Ranks on one machine are a recipe's:
+    `parallel.mode` follows from their number."""
+    ours = {key: value for key, value in changes.items() if _in_recipe(key)}
+    outside = sorted(set(changes) - set(ours))
+    recipe = config.model_dump(mode="json", by_alias=True)
+    ranks = next((changes[key] for key in RANK_KEYS if key in changes), None)
+    if ranks is not None and config.parallel.nodes == 1:
+        outside = [key for key in outside if key not in RANK_KEYS]
+        ours = {key: value for key, value in ours.items() if key not in RANK_KEYS}
+        if isinstance(ranks, int) and ranks > 1:
+            mode = config.parallel.mode if config.parallel.mode in ("ddp", "fsdp") else "ddp"
+            ours |= {"parallel.mode": mode, "parallel.devices": ranks}
+        else:
+            recipe.pop("parallel")  # one process: nothing of it is used any more
+    return load_config(recipe, ours).config, outside
+
+
+def _resolved(calibration: Calibration, changed: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What `auto` stands for in a changed recipe."""
+    resolved = dict(changes)
+    if "data.workers" in changes:
+        here = ranks_here(
+            calibration, changed_job(calibration, {key: changes[key] for key in RANK_KEYS if key in changes})
+        )
+        cores = max(1, round(calibration.cores) // here)
+        resolved["data.workers"] = choose_workers(changed.data.workers, cores, calibration.device_kind).value
+    if "train.precision" in resolved:  # left open, it is the machine's choice, and the run's own
+        resolved["train.precision"] = unless_open(resolved["train.precision"]) or calibration.settings.precision
+    return resolved
+
+
+def _notes(calibration: Calibration, config: Config, changed: Config, changes: Mapping[str, Any]) -> Iterator[str]:
+    if changed.cost.instance != config.cost.instance:
+        yield (
+            f"how fast {changed.cost.instance} is, is not known from this run: its price, at the speed of the machine "
+            f"that was measured; `flatout plan RECIPE --machine {changed.cost.instance}` estimates its speed"
+        )
+    if changes.get("data.stage", "off") != "off" and not calibration.remote:
+        yield "data.stage changes nothing: the data is on a disk of this machine"
+    choice = calibration.cache_choice
+    if changes.get("data.cache", "off") != "off" and (choice is None or not choice.is_measured):
+        yield (
+            "what the first epoch takes that fills the cache was not measured, and can be several times as long on "
+            "large pictures: `flatout bench loader` measures it"
+        )
 
 
 def _usd(prediction: Prediction, calibration: Calibration, config: Config) -> Interval:
@@ -137,16 +180,24 @@ def _in_recipe(key: str) -> bool:
     return key in SETTINGS or key.startswith(("cost.", "emulated.", "data.", "train.", "model.", "parallel."))
 
 
-def _keep(
-    run: Run, config: Config, predictions: Sequence[Prediction], alternatives: Sequence[Mapping[str, Any]]
-) -> None:
+def _bare(
+    calibration: Calibration, config: Config, alternatives: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float]]:
+    """How wide the model alone makes its intervals: what later outcomes are scored by."""
+    alone = replace(calibration, interval_factors={})
+    found = []
+    for changes in alternatives:
+        told = _predicted(alone, config, changes).to_dict()
+        found.append(bare_errors(told))
+    return found
+
+
+def _keep(run: Run, config: Config, predictions: Sequence[Prediction], bare: Sequence[Mapping[str, float]]) -> None:
     lines = []
-    for prediction, changes in zip(predictions, alternatives, strict=True):
-        ours = {key: value for key, value in changes.items() if _in_recipe(key)}
-        expected = load_config(config.model_dump(mode="json", by_alias=True), ours).config
-        elsewhere = sorted(set(changes) - set(ours))
+    for prediction, errors in zip(predictions, bare, strict=True):
+        expected, elsewhere = changed_recipe(config, prediction.changes)
         told = {"made_unix": time.time(), "config_digest": config_digest(expected), "outside_recipe": elsewhere}
-        lines.append(json.dumps({**told, **prediction.to_dict()}))
+        lines.append(json.dumps({**told, **prediction.to_dict(), "bare_errors": dict(errors)}))
     try:
         with (run.directory / PREDICTIONS).open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
@@ -154,62 +205,18 @@ def _keep(
         raise RunDirectoryError(f"cannot keep the prediction in {run.directory}: {error.strerror}") from None
 
 
-def score_predictions(folder: Path) -> list[Score]:
-    """Every prediction under a folder of runs for which a run with just that configuration followed."""
-    runs = list_runs(folder)
-    return [
-        _score(origin, kept, run)
-        for origin in runs
-        for kept in read_predictions(origin.directory)
-        for run in runs
-        if run.directory != origin.directory and _follows(run, kept)
-    ]
-
-
-def prediction_errors(run: Run) -> tuple[float, ...]:
-    """How far off the predictions for just this run were, made in runs beside it."""
-    beside = sorted(run.directory.resolve().parent.glob(f"*/{PREDICTIONS}"))
-    kept = [each for path in beside if path.parent.name != run.directory.name for each in read_predictions(path.parent)]
-    return tuple(_score(run, each, run).error for each in kept if _follows(run, each))
-
-
-def read_predictions(directory: Path) -> Iterator[dict[str, Any]]:
-    path = directory / PREDICTIONS
-    for row in read_json_lines(path):
-        with suppress(BadFile):  # another program's line
-            check_shape(row, PREDICTION, path)
-            yield row
-
-
-def _follows(run: Run, kept: Mapping[str, Any]) -> bool:
-    same = run.summary.get("config_digest") == kept.get("config_digest") and not kept.get("outside_recipe")
-    started = _started_unix(run)
-    return same and len(run.steps) >= 3 and (started is None or started >= kept["made_unix"])
-
-
-def _started_unix(run: Run) -> float | None:
-    return run.steps[0].time_unix if run.steps else None
-
-
-def _score(origin: Run, kept: Mapping[str, Any], run: Run) -> Score:
-    measured = read_signals(run).step.seconds
-    step = kept["step"]
-    inside = step["low"] <= measured <= step["high"]
-    return Score(origin.name, kept["changes"], run.name, step["value"], measured, step["value"] / measured - 1, inside)
-
-
 def print_predictions(predictions: Sequence[Prediction]) -> None:
-    Console(highlight=False).print(predictions_table(predictions))
+    console = Console(highlight=False)
+    console.print(predictions_table(predictions))
+    for note in dict.fromkeys(note for each in predictions for note in each.notes):
+        console.print(note, markup=False)
 
 
 def print_scores(scores: Sequence[Score]) -> None:
+    console = Console(highlight=False)
     if not scores:
-        Console(highlight=False).print("no prediction has a run that followed it yet", markup=False)
+        console.print("no prediction has a run that followed it yet", markup=False)
         return
-    errors = [abs(each.error) for each in scores]
-    inside = sum(each.inside for each in scores)
-    Console(highlight=False).print(scores_table(scores))
-    Console(highlight=False).print(
-        f"mean absolute error {100 * sum(errors) / len(errors):.1f} %, {inside} of {len(scores)} inside their interval",
-        markup=False,
-    )
+    console.print(scores_table(scores))
+    for line in coverage_lines(scores):
+        console.print(line, markup=False)

@@ -13,7 +13,7 @@ from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.decisions.loading import with_open_worker_options
 from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.model.device import fit_device_time
-from flatout.diagnosis.what_if import predict
+from flatout.diagnosis.what_if import predict, with_residual
 from flatout.engine.cuda_defaults import choose_precision, with_precision
 from flatout.engine.devices import choose_device
 from flatout.engine.parallel.joining import require_one_process
@@ -21,10 +21,8 @@ from flatout.errors import RunFailed
 from flatout.machine.budgets import usable_cores
 from flatout.runs.directory import RunDirectory, write_json, write_text
 from flatout.training.environment import describe_environment
-from flatout.training.measuring import Measured, measure_apart
+from flatout.training.measuring import Measured, import_seconds, measure_apart
 from flatout.training.setup import compute_threads, folder_name
-
-_STARTUP_SECONDS = 6.0  # interpreter, torch and listing; a run's own figure replaces it
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ def probe_recipe(
     config = with_precision(config, choose_precision(config, device))
     folder = out or Path("runs") / f"{folder_name(config.name)}-probe"
     phases = _measure_phases(config, seconds, say)
-    calibration = _calibrate(config, phases)
-    real = phases["real"]
-    residual = predict(calibration, {}).step.value / real.step - 1
+    bare, real = _calibrate(config, phases), phases["real"]
+    residual = predict(bare, {}).step.value / real.step - 1
+    calibration = with_residual(bare, real.step)
     probe = Probe(calibration, residual, time.monotonic() - started, folder)
     _write(probe, config)
     return probe
@@ -124,7 +122,7 @@ def _calibrate(config: Config, phases: Mapping[str, Measured]) -> Calibration:
         remote=decided.remote.value,
         fetchers=decided.fetchers.value,
         samples_per_epoch=full.samples_per_epoch,
-        startup_seconds=_STARTUP_SECONDS,
+        startup_seconds=import_seconds() + phases["real"].setup_seconds,
         validation_seconds=0.0,
         checkpoint_seconds=0.0,
         step_error=0.05,

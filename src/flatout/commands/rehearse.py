@@ -26,6 +26,7 @@ from flatout.engine.devices import Device
 from flatout.engine.ema import Ema
 from flatout.engine.fake_cuda import CUDA, autocast_to, fake_device, fakes, moved
 from flatout.engine.learner import Learner
+from flatout.engine.lookahead import Lookahead
 from flatout.engine.optimizers import optimizer_for
 from flatout.engine.precision import DTYPES, build_precision
 from flatout.errors import ConfigError, RunFailed
@@ -123,10 +124,11 @@ class _Stage:
         train = self._config.train
         model = moved(self._new_model(), CUDA, trains=True)
         ema = Ema.start(model, train.ema) if train.ema is not None else None
+        ahead = None if train.lookahead is None else Lookahead.start(model, train.lookahead, train.lookahead_share)
         precision = build_precision("fp32" if self._precision == "fp16" else self._precision, "cuda")
         # not the kind cuda: its random state is where no fake can go
         there = Device("fake", CUDA, "")
-        return Learner(model, model, model, optimizer_for(model, train), precision, ema, there)
+        return Learner(model, model, model, optimizer_for(model, train), precision, ema, there, ahead)
 
     @property
     def _whole(self) -> Learner:
@@ -172,6 +174,8 @@ class _Stage:
         with torch.no_grad(), _without_fused_sgd():
             norm = learner.precision.gradient_norm(learner.optimizer, weights, clip_norm is not None)
             learner.precision.step(learner.optimizer, weights, clip_norm, norm)
+        if learner.lookahead is not None:
+            learner.lookahead.meet(learner.model)
         if learner.ema is not None:
             learner.ema.update(learner.model)
         fused = learner.optimizer.defaults.get("fused")

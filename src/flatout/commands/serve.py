@@ -1,7 +1,7 @@
 """The service of shared batches in the foreground, and a look into the one that runs. Needs no torch."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from flatout import plugins
 from flatout.cache.redis_address import is_local, parse_redis, redis_password
 from flatout.cost import load_catalogue
 from flatout.errors import ConfigError, ServiceUnavailable
 from flatout.machine.budgets import usable_cores
 from flatout.service.coordinator.policy import Policy
 from flatout.service.protocol.messages import Ask, Status
+from flatout.service.transport.code import AllowedCode
 from flatout.service.transport.daemon import connect
 from flatout.service.transport.paths import ServicePaths, service_paths
 from flatout.service.transport.roots import allowed_roots
@@ -40,6 +42,7 @@ class ServeOptions:
     trace: Path | None = None
     listen: str | None = None
     data: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -83,7 +86,9 @@ def _remote_options(options: ServeOptions) -> RemoteOptions:
         raise ConfigError("--tls-cert and --tls-key go together: a certificate is of no use without its private key")
     if options.redis is None or options.listen is None:
         return RemoteOptions(
-            callers=tuple(_callers(options)), roots=allowed_roots(options.data) if options.data else None
+            callers=tuple(_callers(options)),
+            roots=allowed_roots(options.data) if options.data else None,
+            code=_allowed_code(options.code),
         )
     if not options.data:
         raise ConfigError(
@@ -94,7 +99,14 @@ def _remote_options(options: ServeOptions) -> RemoteOptions:
     tls = None
     if options.tls_cert is not None and options.tls_key is not None:
         tls = Certificate(options.tls_cert, options.tls_key)
-    return RemoteOptions(options.listen, redis, tuple(_callers(options)), allowed_roots(options.data), tls)
+    roots, code = allowed_roots(options.data), _allowed_code(options.code)
+    return RemoteOptions(options.listen, redis, tuple(_callers(options)), roots, tls, code)
+
+
+def _allowed_code(names: Sequence[str]) -> AllowedCode:
+    """The texts of these files as they are now: a file that changes is not allowed any more."""
+    wanted = [name if plugins.is_reference(name) else f"{name}:any" for name in names]
+    return AllowedCode(digests=frozenset(plugins.source_digest("transforms", name, "--code") for name in wanted))
 
 
 def _invitation(remote: RemoteOptions, place: ServicePaths) -> str:

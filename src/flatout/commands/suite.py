@@ -1,34 +1,26 @@
 """Run the experiments of a suite one after the other, each in a process of its own, and fill its table."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 from flatout.analysis.mean_epoch import mean_epoch
 from flatout.analysis.suite import ExperimentOutcome, SuiteRow, suite_rows
+from flatout.commands.training_processes import TrainingProcesses
 from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
 from flatout.config.suite import Experiment, Suite, load_suite
 from flatout.decisions.compute import with_precision_of
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
-from flatout.machine.parents import child_environment
 from flatout.reports.suite_table import as_html, as_json, as_markdown, as_terminal
 from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
 from flatout.storage import open_checked
-from flatout.training.stopping import is_interruption, stop_signals
-from flatout.units import format_seconds
+from flatout.training.stopping import is_interruption
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bo
     _make(folder)
     console = Console(stderr=True, quiet=quiet, highlight=False)
     outcomes = [_outcome(plan, None) if action == "skip" else None for plan, action in zip(plans, actions, strict=True)]
-    with _Children(console) as children:
+    with TrainingProcesses(console) as children:
         for _, group in groupby(range(len(plans)), lambda at: plans[at].experiment.group):
             if children.interrupted:
                 break
@@ -179,61 +171,3 @@ def _write(suite: Suite, folder: Path, outcomes: list[ExperimentOutcome]) -> Non
     write_text(folder / "table.md", as_markdown(suite.name, rows))
     write_text(folder / "table.html", as_html(suite.name, rows))
     write_json(folder / "table.json", as_json(suite.name, rows))
-
-
-class _Children:
-    """Starts `flatout train` and passes signals on. A child has a session of its own: else a Ctrl-C would reach it
-    twice, from the terminal and from us, and the second one ends it without a checkpoint."""
-
-    def __init__(self, console: Console) -> None:
-        self.interrupted = False
-        self._console = console
-        self._running: set[subprocess.Popen[str]] = set()
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Children":
-        self._previous = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def say(self, text: str) -> None:
-        self._console.print(f"  {text}", markup=False, soft_wrap=True)
-
-    def train_together(self, runs: list[list[str]]) -> list[str | None]:
-        """All at the same time; how each of them ended."""
-        with ThreadPoolExecutor(max(1, len(runs))) as threads:
-            return list(threads.map(self.train, runs))
-
-    def train(self, arguments: list[str]) -> str | None:
-        """None if the child ended well, else the last line of its stderr."""
-        started, last = time.monotonic(), ""
-        command = [sys.executable, "-m", "flatout", "train", *arguments]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            env={**os.environ, **child_environment()},
-        ) as child:
-            self._running.add(child)
-            if self.interrupted:  # between the last look and the start
-                child.terminate()
-            assert child.stderr is not None
-            for line in child.stderr:
-                last = line.strip() or last
-                self.say(line.rstrip())
-        self._running.discard(child)
-        self.say(f"{format_seconds(time.monotonic() - started)}, exit code {child.returncode}")
-        return None if child.returncode == 0 else last.removeprefix("flatout: ") or f"exit code {child.returncode}"
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.interrupted = True
-        for child in list(self._running):
-            if child.poll() is None:
-                child.send_signal(number)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout import plugins
 from flatout.config.schema import Config
 from flatout.errors import ConfigError
 from flatout.planning.work import FORMAT, Line, TracedWork
@@ -79,6 +80,8 @@ def cache_folder(name: str) -> Path:
 def _package_versions(model: str) -> dict[str, str]:
     """Models of other packages change with them."""
     found = {}
+    if plugins.is_user_code("models", model) and not model.startswith(("timm:", "torchvision:")):
+        return {"source": plugins.source_digest("models", model, "model.name")}
     for name in (model.partition(":")[0],) if ":" in model else ():
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
@@ -108,7 +111,9 @@ def _trace(shape: Shape, narrow: bool, checkpointing: bool) -> TracedWork:
             f"model {config.model.name!r} cannot be traced: {error}; nothing is planned for it: "
             "train it for a few steps on a card and use flatout predict"
         ) from None
-    return _with_average(work) if config.train.ema is not None else work
+    for kept in (config.train.ema, config.train.lookahead):
+        work = work if kept is None else _with_average(work)
+    return work
 
 
 def _image_job(config: Config, shape: Shape) -> Any:
@@ -124,7 +129,14 @@ def _image_job(config: Config, shape: Shape) -> Any:
         images = torch.zeros(batch, 3, shape.pixels, shape.pixels, dtype=torch.uint8)
         return task.loss(model, Inputs(images, torch.zeros(batch, dtype=torch.long)))
 
-    return task.build_model, loss, "images"
+    return lambda: _frozen(task.build_model(), config), loss, "images"
+
+
+def _frozen(model: nn.Module, config: Config) -> nn.Module:
+    from flatout.engine.parameters import freeze
+
+    freeze(model, config.model.freeze)
+    return model
 
 
 def _text_job(config: Config) -> Any:

@@ -25,7 +25,15 @@ from flatout.timeline.startup import StartupClock
 from flatout.training.display import Display
 from flatout.training.launching import launch_ranks
 from flatout.training.session import Session
-from flatout.training.setup import Setup, folder_name, memory_explained, new_learner, prepare_setup, run_precision
+from flatout.training.setup import (
+    Setup,
+    first_weights,
+    folder_name,
+    memory_explained,
+    new_learner,
+    prepare_setup,
+    run_precision,
+)
 from flatout.training.stopping import StopSignals
 
 _RANK_MODULE = "flatout.commands.one_rank"
@@ -39,6 +47,17 @@ class _Request:
     directory: RunDirectory
     fresh: bool  # set an older run aside instead of going on with it
     warm_start: str | Path | None
+
+
+def run_folder(
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, run: str | Path | None = None
+) -> Path:
+    """Where `train_run` will train this recipe."""
+    return _folder(load_config(source, overrides).config, run)
+
+
+def _folder(config: Config, run: str | Path | None) -> Path:
+    return Path(run) if run is not None else Path("runs") / folder_name(config.name)
 
 
 def train_run(
@@ -58,7 +77,7 @@ def train_run(
     started = None if whole_process else time.perf_counter()
     startup = StartupClock()
     config = load_config(source, overrides).config
-    directory = RunDirectory(Path(run) if run is not None else Path("runs") / folder_name(config.name))
+    directory = RunDirectory(_folder(config, run))
     place = own_place(config)
     fresh = fresh and (place is None or place.attempt == 0)  # ranks that are started again go on
     if needs_launch(config, place):
@@ -117,7 +136,8 @@ def _prepare(
         setup = prepare_setup(config, ranks, None if fresh else directory.root, startup)
         begins = fresh or not checkpoint.list_saved(directory.checkpoints)
         with startup.part("model"), memory_explained(config):
-            learner = new_learner(setup, request.warm_start if begins else None)
+            weights = first_weights(config, request.warm_start)
+            learner = new_learner(setup, weights if begins else None)
             apply_parallelism(learner, config, ranks.world_size)
     if fresh and ranks.rank == 0:
         _set_aside(directory)

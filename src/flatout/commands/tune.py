@@ -1,7 +1,8 @@
 """Find the settings that train the most samples a second: model first, then few measurements, interleaved."""
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ from flatout.config.schema import Config
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.decisions.compute import fast_precisions
 from flatout.diagnosis.calibration import Calibration
+from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import CONTEXT_BYTES
 from flatout.diagnosis.tuning import (
+    MOST_WAIT_SHARE,
     Trial,
+    WholeRun,
     batch_sizes,
     best,
+    claimed_gain,
     grid,
+    plain_settings,
     promising,
     rescues,
+    run_samples_per_second,
     scaled_lr,
     undecided,
     usable,
@@ -32,9 +39,11 @@ from flatout.engine.devices import choose_device
 from flatout.engine.parallel.joining import require_one_process
 from flatout.errors import ConfigError, RunFailed
 from flatout.machine.budgets import usable_cores
-from flatout.training.measuring import measure_apart
+from flatout.training.measuring import Measured, import_seconds, measure_apart
+from flatout.units import format_seconds
 
 _FINALISTS, _ROUNDS, _MOST_ROUNDS = 4, 3, 8
+_START_SECONDS = 2.0  # of a measurement: a process, listing, a model, a few steps
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class Tuned:
     changes: Mapping[str, Any]
     seconds: float
     usd_per_hour: float | None
+    claim: Interval
+    """How many times faster the whole run of the recipe gets."""
+    run_seconds: float
+    """Of the run as it was given."""
 
     @property
     def grid_size(self) -> int:
@@ -56,7 +69,7 @@ class Tuned:
 
     @property
     def gain(self) -> float:
-        return self.chosen.speed / self.given.speed if self.given.speed else float("inf")
+        return self.claim.value
 
 
 def tune_recipe(
@@ -68,19 +81,22 @@ def tune_recipe(
     out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
-    """Probe, rank the grid by the model, measure a few, then the best of them again in turns; writes a recipe."""
+    """Probe, rank the grid by the model, measure a few, then the best of them and the given setting again in turns;
+    writes a recipe. The claim is of the recipe's whole run, and rests on the turns alone."""
     started = time.monotonic()
     config = load_config(source, overrides).config
     require_one_process(config, "tune")
     folder = Path("runs") / f"{config.name}-tune"
+    say(f"a probe of five phases first, about {5 * (min(seconds, 3.0) + _START_SECONDS):.0f} s")
     calibration = probe_recipe(_recipe(config), None, min(seconds, 3.0), folder, say).calibration
     axes = _axes(config, calibration, keep_batch, compile_too)
-    trials = _search(config, calibration, axes, seconds, say)
+    bench = TuningBench(config, calibration, seconds, say)
+    trials = _search(bench, axes)
     given_setting = {key: _current(config, calibration, key) for key in axes}
     finalists = sorted((each for each in trials if usable(each)), key=lambda each: -each.speed)[:_FINALISTS]
     if not any(each.setting == given_setting for each in finalists):
         finalists.append(next((each for each in trials if each.setting == given_setting), Trial(given_setting)))
-    finalists = _rounds(config, finalists, seconds, say)
+    finalists = _rounds(bench, finalists, given_setting)
     chosen = best(finalists)
     given = next(each for each in finalists if each.setting == given_setting)
     if chosen is None:
@@ -90,8 +106,18 @@ def tune_recipe(
     rate = hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))
     if out is not None:
         _write_recipe(config, changes, out)
-    taken = time.monotonic() - started
-    return Tuned(chosen, given, (*finalists, *rest), axes, changes, taken, rate)
+    samples = bench.run_samples
+    return Tuned(
+        chosen,
+        given,
+        (*finalists, *rest),
+        axes,
+        changes,
+        time.monotonic() - started,
+        rate,
+        claimed_gain(given, chosen, samples),
+        given.other_seconds + samples / given.speed if given.speed else float("inf"),
+    )
 
 
 def _recipe(config: Config) -> dict[str, Any]:
@@ -106,6 +132,8 @@ def _axes(config: Config, calibration: Calibration, keep_batch: bool, compile_to
         config.batch_key: [batch] if keep_batch else batch_sizes(batch, most),
         "data.workers": worker_counts(usable_cores()),
     }
+    if "data.cache" in config.spec.keys and config.data.cache != "off" and config.data.shared == "off":
+        axes["data.cache"] = [config.data.cache, "off"]
     if kind != "cpu" and predict(calibration, {"data.workers": usable_cores()}).limit != "compute":
         axes["data.prefetch"] = [config.data.prefetch, 6 * usable_cores()]  # deeper, where loading comes in bursts
     if kind != "emulated":
@@ -132,6 +160,7 @@ def _current(config: Config, calibration: Calibration, key: str) -> Any:
         config.batch_key: config.batch_setting,
         "data.workers": calibration.settings.workers,
         "data.prefetch": config.data.prefetch,
+        "data.cache": config.data.cache,
         "train.channels_last": config.train.channels_last,
         "train.precision": calibration.settings.precision,
         "train.compile": config.train.compile,
@@ -140,31 +169,91 @@ def _current(config: Config, calibration: Calibration, key: str) -> Any:
     }[key]
 
 
-def _search(
-    config: Config,
-    calibration: Calibration,
-    axes: Mapping[str, Sequence[Any]],
-    seconds: float,
-    say: Callable[[str], None],
-) -> list[Trial]:
-    """A quarter of the grid at most: the model's favourites by batch and workers, then one other key at a time."""
-    budget = max(2, len(grid(axes)) // 4)
+class TuningBench:
+    """Measures settings of one recipe, and says how far it is."""
+
+    def __init__(self, config: Config, calibration: Calibration, seconds: float, say: Callable[[str], None]) -> None:
+        self.config = config
+        self.calibration = calibration
+        self.seconds = seconds
+        self._say = say
+        self._planned_seconds = 0.0
+        self._imports = import_seconds()
+
+    @property
+    def run(self) -> WholeRun:
+        train = self.config.train
+        return WholeRun(self.calibration.samples_per_epoch, train.epochs, train.max_steps)
+
+    @property
+    def run_samples(self) -> float:
+        """Of the run as given: with another batch, as many samples are compared."""
+        steps, train = math.ceil(self.run.samples_per_epoch / self.calibration.settings.batch_size), self.config.train
+        total = min(train.epochs * steps, train.max_steps or train.epochs * steps)
+        return self.run.samples_per_epoch * total / steps
+
+    def plan(self, what: str, measurements: int, seconds: float) -> None:
+        """Say what is to come and how long that takes."""
+        self._planned_seconds = measurements * (seconds + _START_SECONDS)
+        self._say(f"{what}: {measurements} measurements, about {format_seconds(self._planned_seconds)}")
+
+    def measure(self, setting: Mapping[str, Any], seconds: float | None = None) -> Trial:
+        seconds, began = seconds or self.seconds, time.monotonic()
+        try:
+            changed = load_config(_recipe(self.config), setting).config
+        except ConfigError as error:
+            return Trial(setting, failed=str(error))
+        measured = measure_apart(_recipe(changed), seconds)
+        self._planned_seconds = max(0.0, self._planned_seconds - (time.monotonic() - began))
+        named = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in setting.items())
+        left = f"(about {format_seconds(self._planned_seconds)} left)" if self._planned_seconds >= 1 else ""
+        if measured.failed is not None:
+            self._say(f"{named}: {measured.failed} {left}".rstrip())
+            return Trial(setting, failed=measured.failed)
+        trial = self._trial(setting, measured)
+        self._say(f"{named}: {trial.speed:.0f} samples/s, data wait {100 * measured.wait_share:.0f} % {left}".rstrip())
+        return trial
+
+    def _trial(self, setting: Mapping[str, Any], measured: Measured) -> Trial:
+        memory = None
+        if measured.memory_peak_bytes is not None and choose_device(self.config.device).kind == "cuda":
+            memory = measured.memory_peak_bytes / (torch.cuda.get_device_properties(0).total_memory - CONTEXT_BYTES)
+        rate = run_samples_per_second(self.run, measured.batch_size, measured.cold_step, measured.warm_step)
+        return Trial(setting, (rate,), measured.wait_share, memory, other_seconds=self._other_seconds(measured))
+
+    def _other_seconds(self, measured: Measured) -> float:
+        """Start and validations of the run. A validation loads as training does, and computes the forward pass."""
+        share = 1.0 if measured.wait_share > MOST_WAIT_SHARE else self.calibration.device.forward_share
+        each = measured.val_samples / max(1.0, measured.batch_size) * measured.warm_step * share
+        times = math.ceil(self.config.train.epochs / self.config.validate_.every_epochs)
+        return self._imports + measured.setup_seconds + each * times
+
+
+def _search(bench: TuningBench, axes: Mapping[str, Sequence[Any]]) -> list[Trial]:
+    """A quarter of the grid at most: what anybody would try first, the model's favourites by batch and workers, then
+    one other key at a time."""
+    config, calibration = bench.config, bench.calibration
+    budget = max(3, len(grid(axes)) // 4)
+    bench.plan("a first look", budget, bench.seconds)
     current = {key: _current(config, calibration, key) for key in axes}
-    trials = [_measured(config, current, seconds, say)]
-    modelled = (config.batch_key, "data.workers")
-    others = [key for key in axes if key not in modelled]
-    reserved = sum(len(axes[key]) - 1 for key in others)
-    placed = [{**current, **each} for each in grid({key: axes[key] for key in modelled})]
-    for setting in promising(calibration, [each for each in placed if each != current], max(1, budget - 1 - reserved)):
-        trials.append(_measured(config, setting, seconds, say))  # noqa: PERF401
+    trials = [bench.measure(current)]
 
     def try_out(setting: Mapping[str, Any]) -> None:
         if len(trials) < budget and not any(each.setting == setting for each in trials):
-            trials.append(_measured(config, setting, seconds, say))
+            trials.append(bench.measure(setting))
 
+    for setting in plain_settings(current, axes, usable_cores()):
+        try_out(setting)
+    modelled = (config.batch_key, "data.workers")
+    others = [key for key in axes if key not in (*modelled, "data.cache")]
+    reserved = sum(len(axes[key]) - 1 for key in others)
+    placed = [{**current, **each} for each in grid({key: axes[key] for key in modelled})]
+    left = max(1, budget - len(trials) - reserved)
+    for setting in promising(calibration, [each for each in placed if each != current], left):
+        try_out(setting)
     for setting in rescues(trials, axes):
         try_out(setting)
-    for key in others:
+    for key in [*others, *(["data.cache"] if "data.cache" in axes else [])]:
         leader = best(trials)
         for value in axes[key] if leader is not None else ():
             if key != "data.prefetch" or (leader or trials[0]).setting["data.workers"]:  # nobody prepares ahead
@@ -172,38 +261,26 @@ def _search(
     return trials
 
 
-def _measured(config: Config, setting: Mapping[str, Any], seconds: float, say: Callable[[str], None]) -> Trial:
-    try:
-        changed = load_config(_recipe(config), setting).config
-    except ConfigError as error:
-        return Trial(setting, failed=str(error))
-    measured = measure_apart(_recipe(changed), seconds)
-    named = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in setting.items())
-    if measured.failed is not None:
-        say(f"{named}: {measured.failed}")
-        return Trial(setting, failed=measured.failed)
-    say(f"{named}: {measured.samples_per_second:.0f} samples/s, data wait {100 * measured.wait_share:.0f} %")
-    share = None
-    if measured.memory_peak_bytes is not None and choose_device(config.device).kind == "cuda":
-        share = measured.memory_peak_bytes / (torch.cuda.get_device_properties(0).total_memory - CONTEXT_BYTES)
-    return Trial(setting, (measured.samples_per_second,), measured.wait_share, share)
-
-
-def _rounds(config: Config, finalists: list[Trial], seconds: float, say: Callable[[str], None]) -> list[Trial]:
-    """The best again, in turns, so that a noisy neighbour meets all; longer where they are hard to tell apart."""
+def _rounds(bench: TuningBench, finalists: list[Trial], given: Mapping[str, Any]) -> list[Trial]:
+    """The best and the given setting anew, in turns, so that a noisy neighbour meets all; longer where they are hard to
+    tell apart. What was measured before, at another time, does not count."""
+    finalists = [replace(each, samples_per_second=()) for each in finalists]
 
     def play(trials: Sequence[Trial], seconds: float) -> None:
         for at in [finalists.index(trial) for trial in trials]:
-            again = _measured(config, finalists[at].setting, seconds, say)
+            again = bench.measure(finalists[at].setting, seconds)
             speeds = (*finalists[at].samples_per_second, *again.samples_per_second)
-            finalists[at] = replace(
-                finalists[at], samples_per_second=speeds, wait_share=again.wait_share, failed=again.failed
-            )
+            finalists[at] = replace(again, samples_per_second=speeds)
 
-    for _ in range(_ROUNDS - 1):
-        play(tuple(finalists), seconds)
+    bench.plan("the best in turns", _ROUNDS * len(finalists), bench.seconds)
+    for _ in range(_ROUNDS):
+        play(tuple(finalists), bench.seconds)
     for _ in range(_MOST_ROUNDS - _ROUNDS):
-        play(undecided(finalists), 2 * seconds)
+        close = undecided(finalists)
+        if close:
+            base = [each for each in finalists if each.setting == given and each not in close]
+            bench.plan("too close to call, once more", len(close) + len(base), 2 * bench.seconds)
+            play((*close, *base), 2 * bench.seconds)
     return finalists
 
 
@@ -220,3 +297,22 @@ def _write_recipe(config: Config, changes: Mapping[str, Any], path: Path) -> Non
         path.write_text(dump_config(load_config(_recipe(config), changes).config), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the recipe {path}: {error.strerror}; choose another file") from None
+
+
+def told_lines(tuned: Tuned, recipe: Path) -> Iterator[str]:
+    """What is said of the result on a terminal."""
+    chosen, given, claim = tuned.chosen, tuned.given, tuned.claim
+    yield (
+        f"the whole run takes {format_seconds(tuned.run_seconds)} as given and "
+        f"{format_seconds(tuned.run_seconds / claim.value)} tuned: {claim.value:.2f} times as fast "
+        f"({claim.low:.2f} to {claim.high:.2f})"
+    )
+    yield (
+        f"its steps: {chosen.speed:.0f} samples/s against {given.speed:.0f}, filling a cache included; "
+        f"data wait {100 * chosen.wait_share:.0f} %"
+    )
+    if tuned.usd_per_hour:
+        yield f"{chosen.speed * 3600 / tuned.usd_per_hour:,.0f} samples a dollar"
+    changed = ", ".join(f"{key}={value}" for key, value in tuned.changes.items())
+    yield f"{recipe}: {changed or 'nothing changed, the recipe was best as it is'}"
+    yield f"{len(tuned.trials)} of {tuned.grid_size} combinations measured in {tuned.seconds:.0f} s"

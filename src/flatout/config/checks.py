@@ -5,9 +5,12 @@ from typing import Any
 
 from flatout import plugins
 from flatout.config.schema import Config, CostConfig, NodeCostConfig
-from flatout.config.tasks import TASKS, spec_of
+from flatout.config.sections.model import RESNETS
+from flatout.config.sections.train import LOSSES, OPTIMIZERS, SCHEDULES
+from flatout.config.tasks import DEFAULT_TASK, TASKS, spec_of
 
 _LIBRARY_MODELS = ("timm:", "torchvision:")  # look like package:Name and are not: they are made by name
+_WITH_BETA2 = ("adamw", "lamb", "muon")
 _LEAST_COMPILED_BUCKET = 2**20  # the first bucket of DDP, which must be the smallest
 _DEFAULTS = Config().model_dump(mode="json", by_alias=True)
 
@@ -24,14 +27,26 @@ _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda c: plugins.is_user_code("models", c.model.name) and not c.model.name.startswith(_LIBRARY_MODELS),
         "model.name is user code",
     ),
-    "train.momentum": (lambda c: c.train.optimizer == "sgd", "train.optimizer is sgd"),
+    "train.optimizer_options": (lambda c: c.train.optimizer not in OPTIMIZERS, "train.optimizer is user code"),
+    "train.schedule_options": (lambda c: c.train.schedule not in SCHEDULES, "train.schedule is user code"),
+    "train.loss_options": (lambda c: c.train.loss not in LOSSES, "train.loss is user code"),
+    "train.label_smoothing": (lambda c: c.train.loss in LOSSES, "train.loss is cross-entropy"),
+    **{
+        f"model.{key}": (lambda c: c.model.name in RESNETS, f"model.name is {', '.join(RESNETS)}")
+        for key in ("zero_gamma", "blur_pool", "squeeze_excite", "stochastic_depth")
+    },
+    "task_options": (lambda c: c.task not in TASKS, "task is user code"),
+    "train.momentum": (lambda c: c.train.optimizer in ("sgd", "muon"), "train.optimizer is sgd or muon"),
+    "train.lookahead_share": (lambda c: c.train.lookahead is not None, "train.lookahead is set"),
     "train.warmup_epochs": (lambda c: c.train.warmup_steps is None, "train.warmup_steps is not set"),
-    "train.beta2": (lambda c: c.train.optimizer != "sgd", "train.optimizer is adamw or lamb"),
+    "train.beta2": (lambda c: c.train.optimizer in _WITH_BETA2, "train.optimizer is adamw, lamb or muon"),
     "train.milestones": (lambda c: c.train.schedule == "step", "train.schedule is step"),
     "train.gamma": (lambda c: c.train.schedule == "step", "train.schedule is step"),
     "data.worker_kind": (lambda c: c.data.workers != 0, "data.workers is not 0"),
     "data.prefetch": (lambda c: c.data.workers != 0, "data.workers is not 0"),
     "data.batch_size": (lambda c: c.data.global_batch is None, "data.global_batch is not set"),
+    "data.holdout": (lambda c: c.data.split is None, "data.split is not set"),
+    "data.unlisted": (lambda c: isinstance(c.data.classes, list | str), "data.classes is a list or a file"),
     **{
         f"parallel.{key}": (lambda c: c.parallel.mode in ("ddp", "fsdp"), "parallel.mode is ddp or fsdp")
         for key in (
@@ -79,6 +94,10 @@ _USED: dict[str, tuple[Callable[[Config], bool], str]] = {
     "cost.cache.count": (lambda c: _is_priced(c.cost.cache), "cost.cache has the price of a machine"),
     "cost.store": (lambda c: "://" in c.data.path, "data.path is in an object store"),
     "monitor.interface": (lambda c: c.monitor.interval_seconds is not None, "monitor.interval_seconds is not null"),
+    "stop.after_epochs": (
+        lambda c: c.stop.after_epochs is not None and c.stop.after_epochs < c.train.epochs,
+        "it is below train.epochs",
+    ),
     "stop.max_usd": (lambda c: _has_price(c), "cost.instance or cost.usd_per_hour is set"),
 }
 _RULES = [*_USED.items(), *((key, _only_for(spec.name)) for spec in TASKS.values() for key in spec.keys)]
@@ -121,11 +140,34 @@ def find_wrong_combinations(config: Config) -> Iterator[str]:
     if config.device == "emulated" and (own or config.spec.not_emulated is not None):
         why = "its steps are its own" if own else config.spec.not_emulated
         yield f"device is emulated but task is {config.task}: {why}; use cpu or cuda"
-    if config.checkpoint.metric not in (metrics := config.spec.metrics) and not own:
+    own_metrics = own or config.validate_.metrics  # their names are known when they are loaded
+    if config.checkpoint.metric not in (metrics := config.spec.metrics) and not own_metrics:
         yield f"checkpoint.metric is {config.checkpoint.metric}, but {config.task} has {', '.join(metrics)}"
+    yield from _wrong_own_code(config)
     for key, nodes in _paid_nodes(config).items():
         if nodes.instance is not None and nodes.usd_per_hour is not None:
             yield f"{key}.instance and {key}.usd_per_hour both give a price; keep one"
+
+
+def _wrong_own_code(config: Config) -> Iterator[str]:
+    name, weights = config.model.name, config.model.weights
+    for view_name, view in config.views.items():
+        if view.transform_options and view.transform is None:
+            yield f"views.{view_name}.transform_options is set but views.{view_name}.transform is not; set it too"
+    if config.parallel.mode == "fsdp" and config.train.optimizer not in OPTIMIZERS:
+        yield (
+            f"parallel.mode is fsdp but train.optimizer is {config.train.optimizer}: only {', '.join(OPTIMIZERS)} are "
+            "known to work on parts of weights; use one of them, or parallel.mode=ddp"
+        )
+    if weights is not None and config.device == "emulated":
+        yield f"model.weights is {weights} but device is emulated, which computes nothing with weights; leave one out"
+    if weights in ("timm", "torchvision") and (
+        config.task != DEFAULT_TASK or not (name.startswith(f"{weights}:") or ":" not in name)
+    ):
+        yield (
+            f"model.weights is {weights} but model.name is {name}, for which it has none; name a file or run:DIR, or "
+            f"use {weights}:NAME or resnet18, resnet34, resnet50"
+        )
 
 
 def _wrong_parallel(config: Config) -> Iterator[str]:
@@ -148,6 +190,21 @@ def _wrong_parallel(config: Config) -> Iterator[str]:
         yield f"parallel.mode is dp but device is {config.device}; dp is for several GPUs, ddp works everywhere"
     if parallel.mode == "fsdp" and (config.train.ema is not None or config.device == "emulated"):
         yield "parallel.mode fsdp works neither with train.ema nor with device: emulated; use ddp"
+    yield from _wrong_whole_weights(config)
+
+
+def _wrong_whole_weights(config: Config) -> Iterator[str]:
+    """What looks at whole weights, between ranks that have parts of them, or for a while other ones."""
+    parallel, train = config.parallel, config.train
+    if parallel.mode == "fsdp" and train.optimizer == "muon":
+        yield "parallel.mode is fsdp but train.optimizer is muon, which needs whole matrices; use ddp, or adamw"
+    if parallel.mode == "fsdp" and train.lookahead is not None:
+        yield "parallel.mode is fsdp but train.lookahead is set, which keeps whole weights; use ddp, or leave it out"
+    if parallel.local_steps is not None and train.lookahead is not None:
+        yield (
+            "parallel.local_steps and train.lookahead both move weights back every few steps; keep one of them "
+            "(outer steps are a lookahead already)"
+        )
 
 
 def _paid_nodes(config: Config) -> dict[str, CostConfig | NodeCostConfig]:

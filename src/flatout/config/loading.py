@@ -13,7 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from flatout.config.checks import find_unused, find_wrong_combinations
 from flatout.config.schema import Config, ViewConfig
-from flatout.config.tasks import spec_of
+from flatout.config.shipped import locate, near_names
+from flatout.config.speedups import speedups_for
+from flatout.config.tasks import DEFAULT_TASK, spec_of
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, parse_yaml, read_yaml, shortened
 
@@ -28,14 +30,14 @@ class Loaded:
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Loaded:
     """Read a recipe (a path or a mapping), apply overrides, fill in defaults, check."""
-    given, origin = (source, "given") if isinstance(source, Mapping) else (_read(Path(source)), str(source))
+    given, origin = (source, "given") if isinstance(source, Mapping) else (_read(locate(Path(source))), str(source))
     origins: dict[str, str] = {key: origin for key, _ in _leaves(given)}
     values = json.loads(json.dumps(given, default=str))  # a deep copy of plain values
     for key, value in (overrides or {}).items():
         _assign(values, key, value)
         origins = {old: origin for old, origin in origins.items() if not f"{old}.".startswith(f"{key}.")}
         origins.update((leaf, "--set") for leaf, _ in _leaves({key: value}))
-    filled = _fill_in_for_task(values)
+    filled = _fill_in_for_task(values) | _fill_in_speedups(values)
     config = _validated(values)
     effective = dict(flat(config))  # so that 1e-1, which YAML reads as text, equals a default of 0.1
     set_keys = {
@@ -57,6 +59,18 @@ def _fill_in_for_task(values: dict[str, Any]) -> dict[str, str]:
         if _lookup(values, key) is None and isinstance(values.get(key.split(".")[0], {}), dict):
             _assign(values, key, value)
             filled[key] = f"task {task}"
+    return filled
+
+
+def _fill_in_speedups(values: dict[str, Any]) -> dict[str, str]:
+    """What `speedups: auto` stands for, for keys that are not set; returns where they came from."""
+    filled: dict[str, str] = {}
+    if values.get("speedups") != "auto" or values.get("task", DEFAULT_TASK) != DEFAULT_TASK:
+        return filled
+    for each in speedups_for(values):
+        if _lookup(values, each.key) is None:
+            _assign(values, each.key, each.value)
+            filled |= {key: "speedups: auto" for key, _ in _leaves({each.key: each.value})}
     return filled
 
 
@@ -100,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
         with blamed_as(ConfigError):
             values = read_yaml(path)
     except FileNotFoundError:
-        raise ConfigError(f"no recipe at {path}; see recipes/ for examples, or run: flatout demo") from None
+        raise ConfigError(f"no recipe at {path}{near_names(path.name)}; see recipes/ by: flatout recipes") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no keys; a recipe looks like: name: demo, data: {{path: ...}}")
     return values
@@ -155,8 +169,7 @@ def _describe(error: ValidationError) -> str:
 
 # keys that people look for, and what there is instead
 _NOT_YET = {
-    "pretrained": "weights are not downloaded yet; to start from those in a file: flatout train ... --warm-start FILE",
-    "freeze": "freezing layers is not supported yet: every weight is trained; a low train.lr changes them little",
+    "pretrained": "model.weights says where weights come from: a file, run:DIR, timm or torchvision",
 }
 
 

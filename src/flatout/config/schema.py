@@ -11,13 +11,13 @@ from flatout.config.sections.checkpoint import CheckpointConfig
 from flatout.config.sections.cost import CacheCostConfig, CostConfig, NodeCostConfig
 from flatout.config.sections.data import DataConfig, VocabularyConfig
 from flatout.config.sections.emulated import EmulatedConfig
-from flatout.config.sections.fields import Auto, Bytes, Seconds, Section, named
+from flatout.config.sections.fields import Auto, Bytes, OffAuto, Seconds, Section, named
 from flatout.config.sections.model import ModelConfig
 from flatout.config.sections.monitor import MonitorConfig
 from flatout.config.sections.parallel import ParallelConfig
 from flatout.config.sections.stop import StopConfig
 from flatout.config.sections.train import TrainConfig
-from flatout.config.sections.validate import ValidateConfig
+from flatout.config.sections.validate import MetricConfig, ValidateConfig
 from flatout.config.sections.views import ViewConfig
 from flatout.config.tasks import DEFAULT_TASK, TASKS, TaskSpec, spec_of
 
@@ -28,6 +28,7 @@ __all__ = [
     "Config",
     "CostConfig",
     "DataConfig",
+    "MetricConfig",
     "ModelConfig",
     "NodeCostConfig",
     "ParallelConfig",
@@ -45,10 +46,14 @@ class Config(Section):
     """Name of the run; its directory is runs/<name>."""
     task: Annotated[str, named("tasks", *TASKS)] = DEFAULT_TASK
     """What is learned: one of these, or a task of your own (docs/extend.md)."""
+    task_options: dict[str, Any] = Field({})
+    """For a task of your own, which finds them in its configuration."""
     device: Literal["auto", "cpu", "cuda", "mps", "emulated"] = "auto"
     """Where to compute; auto takes cuda, then mps, then cpu."""
     threads: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Compute threads on a CPU; auto is every core this process may use, and 1 beside a CUDA device."""
+    speedups: OffAuto = "off"
+    """auto (--fast): what is to reach the same accuracy sooner, for keys that are not set (docs/faster.md)."""
     emulated: EmulatedConfig = EmulatedConfig()
     """How long a step of device: emulated takes."""
     data: DataConfig = DataConfig()
@@ -78,6 +83,11 @@ class Config(Section):
     def spec(self) -> TaskSpec:
         """What is known of the task without its code; of a task of the user's own, what is known of the default one."""
         return spec_of(self.task)
+
+    @property
+    def epochs_to_train(self) -> int:
+        """The epoch at whose end this command stops; the schedule is that of train.epochs."""
+        return min(self.train.epochs, self.stop.after_epochs or self.train.epochs)
 
     @property
     def batch_key(self) -> str:

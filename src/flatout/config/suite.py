@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from flatout.config.sections.fields import Section
+from flatout.config.shipped import locate, near_names, recipe_beside
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, read_yaml
 
@@ -69,8 +70,9 @@ class Suite:
 
 def load_suite(path: Path, overrides: Mapping[str, Any]) -> Suite:
     """Read a suite; `overrides` (the command line's) are for every experiment and may not undo what differs."""
+    path = locate(path, "suite")
     config = _validated(_read(path), path)
-    recipe = path.parent / config.recipe
+    recipe = recipe_beside(path, Path(config.recipe))
     if not recipe.is_file():
         raise ConfigError(f"{path}: no recipe at {recipe}; `recipe` is relative to the suite's file")
     varied = {key for variant in config.variants for key in variant.set} | set(config.matrix)
@@ -122,7 +124,9 @@ def _read(path: Path) -> dict[str, Any]:
         with blamed_as(ConfigError):
             values = read_yaml(path)
     except FileNotFoundError:
-        raise ConfigError(f"no suite at {path}; see recipes/suites/ for examples") from None
+        raise ConfigError(
+            f"no suite at {path}{near_names(path.name, 'suite')}; see recipes/suites/ by: flatout recipes"
+        ) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no keys; a suite looks like: {_EXAMPLE}")
     return values

@@ -43,8 +43,8 @@ METRICS = {
 
 
 def metric_named(name: str) -> Metric:
-    """Of a task of the user's own, too: losses and perplexities fall as a model learns, every other metric rises."""
-    falls = name.endswith(("loss", "perplexity"))
+    """Of a task of the user's own, too: losses, errors and perplexities fall as a model learns, all else rises."""
+    falls = name.endswith(("loss", "error", "perplexity"))
     own = Metric(name, name.replace("_", " "), not falls, log_line=f"{name} {{:.3f}}")
     return METRICS.get(name, own)
 
@@ -73,6 +73,11 @@ _CLASSIFICATION = TaskSpec(
         "data.eval_view",
         "data.batch_size",
         "data.classes",
+        "data.unlisted",
+        "data.label_column",
+        "data.split",
+        "data.balance",
+        "data.class_weights",
         "data.samples_per_class",
         "data.cache",
         "data.stage",
@@ -80,9 +85,17 @@ _CLASSIFICATION = TaskSpec(
         "data.shared",
         "data.worker_kind",
         "views",
+        "speedups",
         "model.stem",
+        "model.zero_gamma",
+        "model.blur_pool",
+        "model.squeeze_excite",
+        "model.stochastic_depth",
         "train.channels_last",
+        "train.loss",
+        "train.loss_options",
         "validate.batch_size",
+        "validate.metrics",
         "emulated",
     ),
 )

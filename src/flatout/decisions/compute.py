@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flatout.config.sections.train import OPTIMIZERS
 from flatout.decisions.choice import AUTO, Choice, as_set, is_open
 from flatout.errors import ConfigError
 
@@ -45,6 +46,11 @@ def choose_threads(wanted: int | str, device_kind: str, cores: int) -> Choice[in
         # what torch does on the host is small there, and every thread that does some of it would start a team
         return Choice(1, "beside a GPU the host computes little", AUTO)
     return Choice(cores, f"every core that this process may use: {cores}", AUTO)
+
+
+def threads_of_job_among_others(config: Config) -> int | None:
+    """`threads` of one of several jobs on the same cores; None where the recipe says it, or no core computes."""
+    return 1 if is_open(config.threads) and config.device == "cpu" else None
 
 
 def precision_is_open(config: Config) -> bool:
@@ -107,12 +113,18 @@ def choose_optimizer(train: TrainConfig, can_fuse: bool) -> Choice[dict[str, Any
 
     `can_fuse`: all parameters are on CUDA, where one kernel updates many of them.
     """
+    given: dict[str, Any]
+    if train.optimizer not in OPTIMIZERS:
+        given = {"name": train.optimizer, "lr": train.lr, **train.optimizer_options}
+        return Choice(given, f"train.optimizer is {train.optimizer}, which is the user's own")
     fused = True if can_fuse else None
-    given: dict[str, Any] = {"lr": train.lr}
+    given = {"lr": train.lr}
     if train.optimizer == "sgd":
         given |= {"momentum": train.momentum, "nesterov": train.momentum > 0, "fused": fused}
     else:
         given |= {"betas": (_BETA1, train.beta2), "fused": fused}
+    if train.optimizer == "muon":
+        given |= {"momentum": train.momentum}
     kernel = "one fused kernel on CUDA" if can_fuse else "no fused kernel: not all parameters are on CUDA"
     return Choice({"name": train.optimizer, **given}, f"train.optimizer is {train.optimizer}; {kernel}")
 

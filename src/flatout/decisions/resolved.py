@@ -10,6 +10,7 @@ from flatout.decisions.batches import BatchChoice
 from flatout.decisions.caching import CacheChoice
 from flatout.decisions.choice import Choice
 from flatout.decisions.loading import DataDecisions
+from flatout.decisions.speedups import NO_SPEEDUPS
 
 D = TypeVar("D")
 
@@ -43,6 +44,8 @@ class Resolved:
     train: TrainDecisions
     parallel: ParallelDecisions
     monitor: MonitorDecisions
+    speedups: Choice[dict[str, Any]] = NO_SPEEDUPS
+    """Keys that `speedups: auto` switched on, with their values."""
 
     def to_dict(self) -> dict[str, Any]:
         """Of JSON's own types once dumped; tuples become lists."""

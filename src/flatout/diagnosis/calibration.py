@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
+from flatout.diagnosis.machine_share import MachineShare, share_of
 from flatout.diagnosis.model.device import DeviceTime, fit_device_time
 from flatout.diagnosis.signals import Signals
 from flatout.runs.steps import StepRow
@@ -14,6 +16,8 @@ from flatout.runs.steps import StepRow
 _CONTENTION = 0.15
 """Each further core that decodes slows the others by up to this share (caches, hyper-threads), unless measured."""
 _LEAST_SHORT_STEPS = 2
+_BASE_SHARE = 0.05
+"""Of forward and backward: what a step of no samples would take, where only one batch size was seen."""
 _ERROR_PER_OTHER_CORE = 0.15
 """What other processes took of the machine while it was measured, they may give back or take twice of."""
 
@@ -51,12 +55,13 @@ class Calibration:
     device: DeviceTime
     device_kind: str
     cores: float
-    """Usable, less what other processes took when this was measured."""
+    """Of a machine, shared by all ranks on it, less what other processes took when this was measured."""
     threads: int
     step_extra_seconds: float
     """Of a step besides forward and backward: optimizer, copy and what is left."""
     between_seconds: float
-    """Between two steps: records, logs."""
+    """Between two steps: records, logs, and whatever of the measured run the parts below do not explain. Below 0 where
+    they explain more than there was."""
     fetch_seconds: float
     """Of one sample, waiting for the store or the disk."""
     decode_seconds: float
@@ -67,6 +72,7 @@ class Calibration:
     fetchers: float
     """Batches that are fetched at once beside the workers; 0 where workers fetch themselves."""
     samples_per_epoch: int
+    """Over all ranks."""
     startup_seconds: float
     validation_seconds: float
     checkpoint_seconds: float
@@ -78,6 +84,10 @@ class Calibration:
     epoch_gap_seconds: float = 0.0
     residual: float = 1.0
     """Measured over modelled step; holds for changes that leave the limit where it is."""
+    model_error: float = 0.0
+    """By how much, as a share, the model alone missed the steps it was calibrated from: nothing is promised closer."""
+    interval_factors: Mapping[str, float] = field(default_factory=dict)
+    """By quantity (step, run, memory): how much wider intervals must be, by the outcomes of stored predictions."""
     limit: str = ""
     """What set the pace when this was measured."""
     request_seconds: float | None = None
@@ -85,10 +95,25 @@ class Calibration:
     """Of the quickest requests."""
     quiet_extra_seconds: float | None = None
     """`step_extra_seconds` where no fetchers compete for the cores and the interpreter; None where none did."""
+    host_seconds: float | None = None
+    """Of a core, that a step takes beside an accelerator: the thread's CPU time, not what it waited for a core."""
     gradient_bytes: float | None = None
     buckets: tuple[tuple[float, float], ...] = ()
     link_latency_seconds: float = 0.0
     world_size: int = 1
+    ranks_here: int = 1
+    """Of these, on one machine."""
+    threads_open: bool = False
+    """Each rank computes with the cores that are its part."""
+    batch_is_global: bool = False
+    """The recipe sets the batch of all ranks together; settings.batch_size is one rank's part."""
+    link_bytes_per_second: float | None = None
+    """As it was measured between the ranks."""
+    import_seconds: float = 0.0
+    """Of the startup; each rank imports."""
+    parameter_bytes: float | None = None
+    state_copies: int = 2
+    """Of the weights, that the optimizer keeps beside weights and gradients."""
     communication_seconds: float = 0.0
     usd_per_hour: float | None = None
     memory_bytes: float | None = None
@@ -102,6 +127,10 @@ class Calibration:
     sample_state: str = DECODED_EACH_EPOCH
     """In which of the states of decisions/caching.py the seconds of a sample above were measured."""
 
+    @property
+    def machines(self) -> int:
+        return max(1, round(self.world_size / self.ranks_here))
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -110,34 +139,36 @@ class Calibration:
         known = {each.name for each in fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["settings"], kept["device"] = Settings(**kept["settings"]), DeviceTime(**kept["device"])
+        kept.setdefault("interval_factors", {})
         kept["cache_choice"] = CacheChoice.from_dict(kept.get("cache_choice"))
         for name in ("device_points", "buckets"):
             kept[name] = tuple((first, second) for first, second in kept.get(name, ()))
         return cls(**kept)
 
 
-def calibrate(signals: Signals, settings: Settings) -> Calibration:
-    """From a run's own records. The short last batch of an epoch is a second point for the device's line."""
-    steps = signals.step.warm
-    count = max(1, signals.step.done)
-    computing = (signals.time.computing_seconds) / count
+def calibrate(signals: Signals, settings: Settings, share: MachineShare | None = None) -> Calibration:
+    """From a run's own records. The short last batch of an epoch is a second point for the device's line.
+    `share` is what its ranks share; without it, one rank has the machine."""
+    share = share or share_of(signals)
+    steps, ranks = signals.step.warm, max(1, signals.world_size)
+    count, batch = max(1, signals.step.done), max(1.0, signals.batch / ranks)
+    computing = signals.time.computing_seconds / count
     exchanging = (signals.ranks.communication_seconds or 0.0) if signals.ranks else 0.0
     warm_own = statistics.fmean(step.own_seconds for step in steps) - exchanging if steps else computing
-    device = _device_time(signals, computing, warm_own)
-    extra = max(0.0, warm_own - device.step_seconds(signals.batch, settings.checkpointing, settings.accumulate))
+    device = _device_time(signals, batch, computing, warm_own)
+    extra = max(0.0, warm_own - device.step_seconds(batch, settings.checkpointing, settings.accumulate))
     load = signals.load
-    per_sample = max(1.0, signals.batch)
-    work = 0.0 if load is None else (load.augment_seconds + load.collate_seconds) / per_sample
+    work = 0.0 if load is None else (load.augment_seconds + load.collate_seconds) / batch
     return Calibration(
         settings=settings,
         device=device,
         device_kind=signals.device.kind,
-        cores=max(1.0, signals.host.cores - signals.host.other_cores),
+        cores=max(1.0, share.cores - share.other_cores),
         threads=signals.host.threads,
         step_extra_seconds=extra,
-        between_seconds=(signals.time.part("other") + signals.time.part("unattributed")) / count,
-        fetch_seconds=0.0 if load is None else load.fetch_seconds / per_sample,
-        decode_seconds=0.0 if load is None else load.decode_seconds / per_sample,
+        between_seconds=_between(signals),
+        fetch_seconds=0.0 if load is None else load.fetch_seconds / batch,
+        decode_seconds=0.0 if load is None else load.decode_seconds / batch,
         augment_seconds=work,
         bytes_per_sample=_bytes_per_sample(signals),
         remote=signals.input.remote,
@@ -146,15 +177,11 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         startup_seconds=signals.startup_seconds,
         validation_seconds=signals.time.part("validation") / max(1, signals.time.validations),
         checkpoint_seconds=signals.time.part("checkpoint") / max(1, signals.time.checkpoints),
-        step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * signals.host.other_cores,
+        step_error=_step_error(steps) + _ERROR_PER_OTHER_CORE * share.other_cores,
         request_seconds=signals.input.store.request_seconds_p50 if signals.input.store else None,
         store_latency_seconds=signals.input.store.request_seconds_p05 if signals.input.store else None,
         quiet_extra_seconds=_quiet_extra(signals, extra) if signals.input.fetchers else None,
-        gradient_bytes=signals.ranks.gradient_bytes if signals.ranks else None,
-        buckets=signals.ranks.buckets if signals.ranks else (),
-        link_latency_seconds=signals.ranks.latency_seconds if signals.ranks else 0.0,
-        world_size=signals.world_size,
-        communication_seconds=exchanging,
+        host_seconds=_quiet_extra(signals, extra),
         usd_per_hour=signals.cost.usd_per_hour,
         memory_bytes=signals.device.memory_peak_bytes,
         measured_workers=signals.input.workers,
@@ -163,7 +190,35 @@ def calibrate(signals: Signals, settings: Settings) -> Calibration:
         batch_tokens=signals.recipe.batch_tokens,
         cache_choice=signals.input.cache_choice,
         sample_state=_sample_state(signals),
+        **_ranks(signals, share, exchanging),
     )
+
+
+def _ranks(signals: Signals, share: MachineShare, exchanging: float) -> dict[str, Any]:
+    """What a calibration knows of ranks, and of what their number changes."""
+    return {
+        "gradient_bytes": signals.ranks.gradient_bytes if signals.ranks else None,
+        "buckets": signals.ranks.buckets if signals.ranks else (),
+        "link_latency_seconds": signals.ranks.latency_seconds if signals.ranks else 0.0,
+        "world_size": signals.world_size,
+        "communication_seconds": exchanging,
+        "ranks_here": share.ranks_here,
+        "threads_open": share.threads_open,
+        "batch_is_global": share.batch_is_global,
+        "link_bytes_per_second": share.link_bytes_per_second,
+        "import_seconds": share.import_seconds,
+        "parameter_bytes": share.parameter_bytes,
+        "state_copies": share.state_copies,
+    }
+
+
+def _between(signals: Signals) -> float:
+    """What closes the sum of a measured run, for each of its steps: with it, the parts add up to the wall clock."""
+    time, epochs = signals.time, len({step.epoch for step in signals.steps})
+    explained = signals.startup_seconds + time.part("validation") + time.part("checkpoint")
+    explained += _cold_extra(signals) + _epoch_gap(signals) * epochs + signals.step.seconds * signals.step.done
+    rest = (time.wall_seconds - explained) / max(1, signals.step.done)
+    return max(rest, -0.5 * signals.step.seconds) if time.wall_seconds > 0 else 0.0  # a log that does not say
 
 
 def _sample_state(signals: Signals) -> str:
@@ -174,7 +229,7 @@ def _sample_state(signals: Signals) -> str:
     return KEPT if found_kept or len({step.epoch for step in signals.steps}) > 1 else FILLING
 
 
-def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceTime:
+def _device_time(signals: Signals, batch: float, computing: float, warm_own: float) -> DeviceTime:
     """An emulated device is what it is set to; else full and short batches, where an epoch ends with a short one."""
     forward, backward = signals.time.part("forward"), signals.time.part("backward")
     share = forward / (forward + backward) if forward + backward > 0 else 1 / 3
@@ -182,19 +237,23 @@ def _device_time(signals: Signals, computing: float, warm_own: float) -> DeviceT
         share = forward / backward if backward > 0 else 1 / 3
     if signals.device.emulated_base_seconds is not None and signals.device.emulated_seconds_per_sample is not None:
         return DeviceTime(signals.device.emulated_base_seconds, signals.device.emulated_seconds_per_sample, share)
-    points = [(signals.batch, min(computing, warm_own))]
-    short = [step for step in signals.step.warm if step.samples < 0.8 * signals.recipe.batch_size]
-    full = [step for step in signals.step.warm if step.samples == signals.recipe.batch_size]
+    points = [(batch, min(computing, warm_own))]
+    whole = signals.recipe.batch_size * signals.world_size
+    short = [step for step in signals.step.warm if step.samples < 0.8 * whole]
+    full = [step for step in signals.step.warm if step.samples == whole]
     if len(short) >= _LEAST_SHORT_STEPS and full and signals.recipe.batch_tokens is None:
         around = statistics.median(step.own_seconds for step in full) - min(computing, warm_own)
         points = [
             (signals.recipe.batch_size, statistics.median(step.own_seconds for step in full) - around),
             (
-                statistics.fmean(step.samples for step in short),
+                statistics.fmean(step.samples for step in short) / signals.world_size,
                 statistics.median(step.own_seconds for step in short) - around,
             ),
         ]
     device = fit_device_time(points, share)
+    if len(points) == 1:  # nothing tells base and samples apart
+        base = _BASE_SHARE * points[0][1]
+        device = replace(device, base_seconds=base, seconds_per_sample=(points[0][1] - base) / points[0][0])
     return replace(device, base_seconds=max(0.0, device.base_seconds) / signals.recipe.accumulate)
 
 

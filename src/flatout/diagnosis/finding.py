@@ -26,6 +26,7 @@ CAUSES = (
     "host",
     "labels",
     "diverged",
+    "learning",
     "unexplained",
 )
 
@@ -55,6 +56,8 @@ class Finding:
     usd: float | None = None
     urgent: bool = False
     """The run's result cannot be trusted, or the run will not last; comes before anything about its speed."""
+    saved: Interval | None = None
+    """`saved_seconds` with its bounds."""
 
     def to_dict(self) -> dict[str, Any]:
         gain = None if self.gain is None else {"factor": self.gain.value, "low": self.gain.low, "high": self.gain.high}
@@ -83,7 +86,7 @@ def saving(
 ) -> Finding:
     """A finding about time; its dollars are those of the saved seconds."""
     usd = None if signals.cost.usd_per_hour is None else saved.value / 3600 * signals.cost.usd_per_hour
-    return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd)
+    return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd, saved=saved)
 
 
 def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:

@@ -11,16 +11,19 @@ from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
 from flatout.decisions import Resolved
 from flatout.decisions.document import most_of, read_decisions
 from flatout.decisions.older_runs import assume
+from flatout.diagnosis.script_signals import read_script
 from flatout.diagnosis.signal_groups import (
     CostSignals,
     DeviceSignals,
     Epoch,
+    HostRow,
     HostSignals,
     InputSignals,
     LearningSignals,
     RankSignals,
     RecipeSignals,
     SharedBatches,
+    StepSignals,
     StoreRequests,
     TimeSignals,
 )
@@ -43,19 +46,30 @@ def read_signals(run: Run) -> Signals:
     kind = _section(run.environment, "device").get("kind") or run.config.get("device") or "cpu"
     document = read_json(run.directory / "resolved.json")
     decided = read_decisions(document, assume(run.config, kind, _cores(run), _world_size(run), spans[0].workers))
+    data = _input(run, document, decided, steps, epochs, spans[0])
     return Signals(
         time=_time(run, epochs, spans[0]),
         steps=steps,
         status=run.status,
         cause=run.summary.get("cause"),
         recipe=_recipe(run, decided, steps),
-        input=_input(run, document, decided, steps, epochs, spans[0]),
+        input=data,
         device=_device(run, kind),
         host=_host(run, decided),
-        learning=LearningSignals(epochs, _classes(run)),
+        learning=_learning(run, epochs),
         cost=_cost(run),
-        ranks=_ranks(run, spans),
+        ranks=_ranks(run, spans, StepSignals(steps, data.fills_cache).seconds),
+        script=read_script(run.summary),
     )
+
+
+def _learning(run: Run, epochs: tuple[Epoch, ...]) -> LearningSignals:
+    splits = _section(_section(run.summary, "data"), "splits")
+    train, val = (_section(splits, name).get("samples") for name in ("train", "val"))
+    view = _section(_section(run.config, "views"), str(_section(run.config, "data").get("view")))
+    smoothing = _section(run.config, "train").get("label_smoothing") or 0.0
+    mixes = any(view.get(name) for name in ("mixup", "cutmix", "trivial_augment"))
+    return LearningSignals(epochs, _classes(run), train, val, smoothing, mixes)
 
 
 def _world_size(run: Run) -> int:
@@ -68,10 +82,16 @@ def _time(run: Run, epochs: Sequence[Epoch], spans: RankSpans) -> TimeSignals:
         wall_seconds=time.get("wall_seconds") or 0.0,
         parts=time.get("parts") or {},
         import_seconds=time.get("import_seconds"),
+        core_wait=spans.core_wait,
         startup_parts=time.get("startup_parts") or {},
         validations=sum(epoch.val_loss is not None for epoch in epochs),
         checkpoints=spans.checkpoints,
+        checkpoint_bytes=_checkpoint_bytes(_section(run.summary, "checkpoint")),
     )
+
+
+def _checkpoint_bytes(kept: Mapping[str, Any]) -> float | None:
+    return kept["bytes"] / kept["files"] if kept.get("files") and kept.get("bytes") else None
 
 
 def _recipe(run: Run, decided: Resolved, steps: Sequence[StepRow]) -> RecipeSignals:
@@ -85,14 +105,12 @@ def _recipe(run: Run, decided: Resolved, steps: Sequence[StepRow]) -> RecipeSign
         batch_tokens=tokens,
         global_batch=_section(run.config, "data").get("global_batch"),
         epochs=train.get("epochs") or 1,
-        precision=decided.train.precision.value,
-        channels_last=bool(train.get("channels_last")),
-        compiled=bool(train.get("compile")),
         checkpointing=bool(train.get("checkpointing")),
         accumulate=train.get("accumulate") or 1,
         log_every=decided.train.log_every.value,
         validate_every=_section(run.config, "validate").get("every_epochs") or 1,
         checkpoint_every_steps=_section(run.config, "checkpoint").get("every_steps"),
+        checkpoint_every_epochs=_section(run.config, "checkpoint").get("every_epochs") or 1,
     )
 
 
@@ -124,11 +142,9 @@ def _input(
         decode_seconds=found.get("decode_seconds"),
         augment_seconds=found.get("augment_seconds"),
         bytes_read=found.get("bytes_read"),
-        dataset_bytes=found.get("dataset_bytes"),
         cache_hits=found.get("cache_hits"),
         cache_misses=found.get("cache_misses"),
         loads=spans.loads,
-        queue_depths=spans.queue_depths,
         store=_store(found),
         shared=_shared(_section(run.summary, "shared")),
     )
@@ -233,20 +249,40 @@ def _device(run: Run, kind: str) -> DeviceSignals:
     return DeviceSignals(
         kind=kind,
         memory_peak_bytes=use.get("memory_peak_bytes"),
-        memory_total_bytes=gpu.get("memory_bytes"),
-        flops_share=use.get("flops_share"),
+        memory_total_bytes=_memory_bytes(run) if kind == "cpu" else gpu.get("memory_bytes"),
         emulated_base_seconds=emulated.get("base_seconds"),
         emulated_seconds_per_sample=emulated.get("seconds_per_sample"),
-        busy_share=_column(run.system, "gpu0_utilization"),
         clock_share=tuple(mhz / most_mhz for mhz in _column(run.system, "gpu0_sm_clock_mhz")) if most_mhz else (),
         celsius=_column(run.system, "gpu0_temperature_celsius"),
     )
+
+
+def _memory_bytes(run: Run) -> float | None:
+    """Of the machine, or as much of it as a container's limit leaves this run."""
+    host = _section(run.summary, "host")
+    known = [each for each in (host.get("memory_total_bytes"), host.get("memory_limit_bytes")) if each]
+    return min(known) if known else run.environment.get("memory_bytes")
+
+
+def _host_rows(run: Run) -> tuple[HostRow, ...]:
+    """Those that have a past, and so a length."""
+    rows = []
+    for row in run.system:
+        if seconds := number(row.get("interval_seconds")):
+            names = ("cpu", "process_cores", "process_waiting_cores", "cpu_throttled_seconds", "cpu_steal")
+            cpu, used, waiting, throttled, steal = (number(row.get(name)) for name in names)
+            held = None if throttled is None else throttled / seconds
+            rows.append(HostRow(seconds, cpu, used, waiting, held, steal))
+    return tuple(rows)
 
 
 def _host(run: Run, decided: Resolved) -> HostSignals:
     disks = [name for name in (run.system[0] if run.system else {}) if name.startswith("disk_")]
     return HostSignals(
         cores=_cores(run),
+        machine_cores=int(_section(run.summary, "host").get("cores") or _cores(run)),
+        quota_cores=_section(run.summary, "host").get("cpu_limit_cores"),
+        rows=_host_rows(run),
         threads=decided.threads.value,
         memory_total_bytes=run.environment.get("memory_bytes"),
         seconds=_column(run.system, "time_unix", "seconds"),
@@ -271,7 +307,7 @@ def _column(rows: Sequence[Mapping[str, str]], *names: str, per: str | None = No
     return ()
 
 
-def _ranks(run: Run, spans: Sequence[RankSpans]) -> RankSignals | None:
+def _ranks(run: Run, spans: Sequence[RankSpans], step_seconds: float) -> RankSignals | None:
     """Per rank from its spans: what it does itself before it waits for the others."""
     if len(spans) < 2:
         return None
@@ -279,15 +315,16 @@ def _ranks(run: Run, spans: Sequence[RankSpans]) -> RankSignals | None:
     predicted = _section(link, "predicted")
     steps = max(1, len(run.steps))
     waits = [each.parts["communication"] / steps for each in spans if each.parts]
-    own = tuple(sum(each.parts.get(name, 0.0) for name in _BEFORE_EXCHANGE) / steps for each in spans if each.parts)
+    before = (*_BEFORE_EXCHANGE, "other") if "recorded" in run.summary else _BEFORE_EXCHANGE  # a script's own code
+    own = tuple(sum(each.parts.get(name, 0.0) for name in before) / steps for each in spans if each.parts)
     return RankSignals(
         world_size=len(spans),
         nodes=len(link.get("nodes") or ()) or 1,
-        mode=str(_section(run.config, "parallel").get("mode") or "ddp"),
         gradient_bytes=predicted.get("gradient_bytes"),
         buckets=tuple((each["bytes"], each["ready_seconds"]) for each in predicted.get("buckets") or ()),
         latency_seconds=link.get("latency_seconds") or 0.0,
-        communication_seconds=min(waits) if waits else None,  # the last to arrive waits for the network alone
+        # the last to arrive waits for the network alone; exchanges before the first step are no step's
+        communication_seconds=min([*waits, step_seconds]) if waits else None,
         arrival_seconds=own if len(own) == len(spans) else (),
         backend=link.get("backend"),
         interface=link.get("interface") or network.get("interface"),

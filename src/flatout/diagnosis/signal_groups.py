@@ -24,10 +24,14 @@ class TimeSignals:
     parts: Mapping[str, float]
     import_seconds: float | None = None
     """Of the startup: interpreter and imports."""
+    core_wait: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of `parts` for which the main thread was ready and had no core."""
     startup_parts: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the last attempt's start by name, the wait for the first batch among them."""
     validations: int = 0
     checkpoints: int = 0
+    checkpoint_bytes: float | None = None
+    """Of one of them, on average."""
 
     def part(self, name: str) -> float:
         return self.parts.get(name) or 0.0
@@ -64,12 +68,16 @@ class StepSignals:
 
     @cached_property
     def cold_ratio(self) -> float | None:
-        """Mean step of the first epoch over that of the later ones; None where there are no later ones."""
+        """A step of later epochs with the first one's wait for data, over one without; None where there are no later
+        ones. A first epoch that only computes more slowly is not cold."""
         if not self.rows:
             return None
-        first = [step.seconds for step in self.rows[WARM_UP_STEPS:] if step.epoch == self.rows[0].epoch]
-        later = [step.seconds for step in self.rows if step.epoch != self.rows[0].epoch]
-        return mean(first) / mean(later) if first and later and mean(later) > 0 else None
+        first = [step.wait_seconds for step in self.rows[WARM_UP_STEPS:] if step.epoch == self.rows[0].epoch]
+        later = [step for step in self.rows if step.epoch != self.rows[0].epoch]
+        usual = mean([step.seconds for step in later])
+        if not first or usual <= 0:
+            return None
+        return 1 + max(0.0, mean(first) - mean([step.wait_seconds for step in later])) / usual
 
     @property
     def done(self) -> int:
@@ -118,15 +126,13 @@ class RecipeSignals:
     global_batch: int | None = None
     """Where the recipe sets the batch of all ranks; batch_size is then each rank's part."""
     epochs: int = 1
-    precision: str = "fp32"
-    channels_last: bool = True
-    compiled: bool = False
     checkpointing: bool = False
     accumulate: int = 1
     log_every: int = 1
     validate_every: int = 1
     """Epochs."""
     checkpoint_every_steps: int | None = None
+    checkpoint_every_epochs: int = 1
 
     def batch_change(self, batch_size: int) -> dict[str, int]:
         """The change of the recipe that gives batches of this size."""
@@ -191,11 +197,9 @@ class InputSignals:
     decode_seconds: float | None = None
     augment_seconds: float | None = None
     bytes_read: float | None = None
-    dataset_bytes: float | None = None
     cache_hits: int | None = None
     cache_misses: int | None = None
     loads: tuple[BatchLoad, ...] = ()
-    queue_depths: tuple[float, ...] = ()
     store: StoreRequests | None = None
     shared: SharedBatches | None = None
 
@@ -215,17 +219,27 @@ class DeviceSignals:
     """What computes the steps. Tuples are samples over the run, oldest first; empty where nothing was read."""
 
     kind: str = "cpu"
-    count: int = 1
     memory_peak_bytes: float | None = None
     memory_total_bytes: float | None = None
-    flops_share: float | None = None
-    """Model FLOP/s over the device's peak."""
     emulated_base_seconds: float | None = None
     emulated_seconds_per_sample: float | None = None
-    busy_share: tuple[float, ...] = ()
     clock_share: tuple[float, ...] = ()
     """Of the highest clock."""
     celsius: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """One row of system.csv: the CPU over `seconds`. None where it was not read."""
+
+    seconds: float
+    cpu_share: float | None = None
+    process_cores: float | None = None
+    waiting_cores: float | None = None
+    """Threads of this run that were ready and had no core, on average."""
+    throttled_cores: float | None = None
+    """Cores that a quota held back, on average."""
+    steal_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -233,7 +247,12 @@ class HostSignals:
     """The machine. Tuples are samples over the run, oldest first; empty where nothing was read."""
 
     cores: int = 1
-    """That this process may use."""
+    """That this process may use: of several ranks on one machine, each its part."""
+    machine_cores: int = 1
+    """That all ranks on this machine may use together, whatever a quota says."""
+    quota_cores: float | None = None
+    """Of a container; None without a quota."""
+    rows: tuple[HostRow, ...] = ()
     threads: int = 1
     """That compute, where the device is the CPU."""
     memory_total_bytes: float | None = None
@@ -254,7 +273,7 @@ class HostSignals:
         """Cores that other processes took while this run went on; 0 where it was not recorded."""
         if not self.cpu_share or not self.process_cores:
             return 0.0
-        return max(0.0, mean(self.cpu_share) * self.cores - mean(self.process_cores))
+        return max(0.0, mean(self.cpu_share) * max(self.cores, self.machine_cores) - mean(self.process_cores))
 
 
 @dataclass(frozen=True)
@@ -273,6 +292,11 @@ class LearningSignals:
 
     epochs: tuple[Epoch, ...] = ()
     classes: int | None = None
+    train_samples: int | None = None
+    val_samples: int | None = None
+    label_smoothing: float = 0.0
+    mixes_samples: bool = False
+    """Mixed or recoloured samples make the training loss higher than the validation's."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +305,6 @@ class RankSignals:
 
     world_size: int
     nodes: int = 1
-    mode: str = "ddp"
     gradient_bytes: float | None = None
     buckets: tuple[tuple[float, float], ...] = ()
     """Bytes, and when in a step they are ready to be sent."""
@@ -297,7 +320,11 @@ class RankSignals:
     cap_bits_per_second: float | None = None
     """The port speed that the measured link sits at."""
     peak_bits_per_second: float | None = None
-    faster_interface: str | None = None
+
+    @property
+    def near(self) -> int:
+        """Ranks on one machine."""
+        return max(1, self.world_size // max(1, self.nodes))
 
 
 @dataclass(frozen=True)
@@ -307,8 +334,6 @@ class CostSignals:
     usd_per_hour: float | None = None
     spot_usd_per_hour: float | None = None
     spot: bool = False
-    cross_zone_bytes: float | None = None
-    usd_per_gb_cross_zone: float | None = None
 
 
 def mean(values: Sequence[float]) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from flatout.analysis.rank_spans import BatchLoad
+from flatout.diagnosis.contention import Contention, by_part, holders, threads_delay_share
+from flatout.diagnosis.script_signals import ScriptSignals
 from flatout.diagnosis.signal_groups import (
     CostSignals,
     DeviceSignals,
@@ -39,6 +41,8 @@ class Signals:
     learning: LearningSignals = field(default_factory=LearningSignals)
     cost: CostSignals = field(default_factory=CostSignals)
     ranks: RankSignals | None = None
+    script: ScriptSignals | None = None
+    """Of a recorded script; None for flatout's own runs."""
     prediction_errors: tuple[float, ...] = ()
     """Relative errors of predictions this run can be held against."""
 
@@ -54,6 +58,30 @@ class Signals:
     @property
     def world_size(self) -> int:
         return self.ranks.world_size if self.ranks is not None else 1
+
+    @property
+    def ranks_near(self) -> int:
+        """Ranks on this machine, this one among them."""
+        return self.ranks.near if self.ranks is not None else 1
+
+    @cached_property
+    def contention(self) -> Contention:
+        """What parts of the run only waited for a core, and who had it."""
+        time = self.time
+        several = self.device.kind == "cpu" and self._computing_threads > 1
+        helpers = threads_delay_share(self.host) if several else 0.0
+        stepping = sum(step.seconds for step in self.steps) if self.step.starved else 0.0
+        loading = 0.0 if self.load is None else self.load.core_wait_share * stepping
+        return Contention(by_part(time.parts, time.core_wait, helpers, loading), holders(self.host))
+
+    def net(self, *parts: str) -> float:
+        """Seconds of the ledger's parts, without those that others than this run kept a core from them."""
+        return sum(self.time.part(name) for name in parts) - self.contention.outside(*parts)
+
+    @property
+    def data_wait_share(self) -> float:
+        """Of the run; without what only waited for a core."""
+        return self.time.share(self.net("data_wait"))
 
     @property
     def startup_seconds(self) -> float:
@@ -82,6 +110,7 @@ class Signals:
                 mean([each.decode_seconds for each in warm]),
                 mean([each.augment_seconds for each in warm]),
                 mean([each.collate_seconds for each in warm]),
+                mean([each.core_wait_seconds for each in warm]),
             )
         if not given.samples_loaded or given.decode_seconds is None:
             return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.decisions.loading import with_open_worker_options
 from flatout.diagnosis.calibration import Calibration
+from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import FRAGMENTED_SHARE
 from flatout.diagnosis.what_if import predict
 
@@ -19,7 +20,18 @@ MOST_MEMORY_SHARE = 1 - FRAGMENTED_SHARE  # of what the CUDA context leaves
 BATCH_KEYS = ("data.batch_size", "data.global_batch", "data.batch_tokens")  # a recipe uses one of them
 _AS_GOOD = 0.01  # a difference too small to pay for with memory or workers
 
+_LEAST_DOUBT, _MOST_DOUBT = 0.05, 0.9  # of a claim
+
 Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """The run that was asked for."""
+
+    samples_per_epoch: int
+    epochs: int
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -28,9 +40,12 @@ class Trial:
 
     setting: Setting
     samples_per_second: tuple[float, ...] = ()
+    """Over the steps of the whole run that was asked for, a first epoch that fills a cache included."""
     wait_share: float = 0.0
     memory_share: float | None = None
     failed: str | None = None
+    other_seconds: float = 0.0
+    """Of that run: all besides its steps."""
 
     @property
     def speed(self) -> float:
@@ -42,6 +57,46 @@ class Trial:
         if len(self.samples_per_second) < 2:
             return 0.1
         return (max(self.samples_per_second) - min(self.samples_per_second)) / 2 / max(self.speed, 1e-9)
+
+
+def run_samples_per_second(job: WholeRun, batch: float, cold_step: float, warm_step: float) -> float:
+    """Of the steps of a run: the first epoch's are cold, the others are warm."""
+    steps = math.ceil(job.samples_per_epoch / batch)
+    total = min(job.epochs * steps, job.max_steps or job.epochs * steps)
+    first = min(steps, total)
+    seconds = first * cold_step + (total - first) * warm_step
+    samples = total * batch if job.max_steps else job.epochs * job.samples_per_epoch * total / (job.epochs * steps)
+    return samples / seconds if seconds > 0 else 0.0
+
+
+def claimed_gain(given: Trial, chosen: Trial, samples: float) -> Interval:
+    """How many times faster the whole run gets: rounds are compared with the round beside them, since a busy moment
+    meets both. As sure as the rounds agree, and never surer than two equal runs do."""
+    if given.setting == chosen.setting:
+        return Interval.around(1.0, _LEAST_DOUBT)
+    pairs = zip(given.samples_per_second, chosen.samples_per_second, strict=False)
+    ratios = [
+        (given.other_seconds + samples / before) / (chosen.other_seconds + samples / after)
+        for before, after in pairs
+        if before > 0 and after > 0
+    ]
+    if not ratios:
+        return Interval(math.inf, 1.0, math.inf)
+    value, doubt = statistics.median(ratios), 0.2
+    if len(ratios) > 1:
+        doubt = max((max(ratios) - min(ratios)) / 2, 2 * statistics.stdev(ratios) / len(ratios) ** 0.5) / value
+    return Interval.around(value, min(_MOST_DOUBT, max(_LEAST_DOUBT, doubt)))
+
+
+def plain_settings(current: Setting, axes: Mapping[str, Sequence[Any]], cores: int) -> list[Setting]:
+    """What anybody would try first: as many workers as cores, and the same without a cache."""
+    workers = {**current, "data.workers": cores}
+    bare = [{**each, "data.cache": "off"} for each in (workers, current)] if "data.cache" in axes else []
+    found: list[Setting] = []
+    for each in (workers, *bare):
+        if each != current and each not in found:
+            found.append(each)
+    return found
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

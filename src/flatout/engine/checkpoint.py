@@ -36,6 +36,7 @@ _STATE = {
     "attempt": "count",
     "global_batch": "count",
     "world_size": "count",
+    "sources": {},
 }
 _SUFFIX, _TEMPORARY = ".safetensors", ".tmp"
 
@@ -114,6 +115,13 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, tensors, state)
 
 
+def is_ours(path: Path) -> bool:
+    """Whether the header says that it is a checkpoint of flatout; `load` verifies it."""
+    with suppress(OSError, SafetensorError, BadFile):
+        return {"state", "digest"} <= _metadata(path).keys()
+    return False
+
+
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest file that verifies, and a note for each newer one that did not. Clears half-written files."""
     notes: list[str] = []
@@ -130,13 +138,13 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of any safetensors file, for a warm start."""
+    """Tensors of any safetensors file."""
     try:
         require_regular(path)
         return load_file(path)
     except FileNotFoundError:
         raise ConfigError(
-            f"no weights at {path}; give a .safetensors file, for example a run's best.safetensors"
+            f"no weights at {path}; give a .safetensors, .pth or .pt file, or run:DIR for those of a run"
         ) from None
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flatout.engine.eager_optimizer import EagerOptimizer
 from flatout.engine.ema import Ema
-from flatout.engine.optimizers import EagerOptimizer
+from flatout.engine.lookahead import Lookahead
 from flatout.engine.precision import Precision
 from flatout.tasks.classification.emulated_model import EmulatedModel
 
@@ -26,10 +27,14 @@ class EmulatedOptimizer(EagerOptimizer):
         self.kind, self.state_names = real.kind, real.state_names
         if real.defaults.get("momentum") == 0:
             return  # SGD without momentum has no state
-        for parameter in (p for group in self.param_groups for p in group["params"]):
-            self.state[parameter] = {
-                name: torch.zeros(()) if name == "step" else torch.zeros_like(parameter) for name in self.state_names
-            }
+        for group in self.param_groups:
+            names = (
+                real.names_of(group) if isinstance(real, EagerOptimizer) else self.state_names
+            )  # else the user's own
+            for parameter in group["params"]:
+                self.state[parameter] = {
+                    name: torch.zeros(()) if name == "step" else torch.zeros_like(parameter) for name in names
+                }
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         pass
@@ -69,3 +74,8 @@ class EmulatedEma(Ema):
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Validation computes nothing with the weights."""
         yield
+
+
+class EmulatedLookahead(Lookahead):
+    def meet(self, model: nn.Module) -> None:
+        """Weights stay what they are."""

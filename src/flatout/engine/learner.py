@@ -13,9 +13,12 @@ from flatout.config.schema import Config
 from flatout.engine.channels_last import to_channels_last
 from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import Device
+from flatout.engine.eager_optimizer import EagerOptimizer
 from flatout.engine.ema import Ema
-from flatout.engine.emulated import EmulatedEma, EmulatedOptimizer, EmulatedPrecision
-from flatout.engine.optimizers import EagerOptimizer, load_optimizer_tensors, optimizer_for, optimizer_tensors
+from flatout.engine.emulated import EmulatedEma, EmulatedLookahead, EmulatedOptimizer, EmulatedPrecision
+from flatout.engine.lookahead import Lookahead
+from flatout.engine.optimizers import load_optimizer_tensors, optimizer_for, optimizer_tensors
+from flatout.engine.parameters import freeze
 from flatout.engine.precision import Precision, build_precision
 from flatout.engine.sharded_tensors import gather_full, shard_like
 from flatout.errors import ConfigError
@@ -34,6 +37,7 @@ class Learner:
     precision: Precision
     ema: Ema | None
     device: Device
+    lookahead: Lookahead | None = None
 
     def each_tensor(self) -> Iterator[tuple[str, Tensor]]:
         """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next.
@@ -46,6 +50,8 @@ class Learner:
             yield f"optimizer/{name}", gather_full(value)
         if self.ema is not None:
             yield from ((f"ema/{name}", value) for name, value in self.ema.tensors().items())
+        if self.lookahead is not None:
+            yield from ((f"lookahead/{name}", value) for name, value in self.lookahead.tensors().items())
         yield "rng/cpu", torch.get_rng_state()
         if self.device.kind == "cuda":
             yield "rng/cuda", torch.cuda.get_rng_state(self.device.torch)
@@ -65,10 +71,23 @@ class Learner:
             else:
                 self.ema = self.ema.start(self.model, self.ema.decay)
                 notes.append("the checkpoint has no averaged weights: the average starts from its weights")
+        if self.lookahead is not None:
+            if slow := _under("lookahead/", tensors):
+                self.lookahead.load(slow)
+            else:
+                self.lookahead = self.lookahead.restarted(self.model)
+                notes.append("the checkpoint has no slow weights (train.lookahead): they start from its weights")
         torch.set_rng_state(tensors["rng/cpu"])
         if self.device.kind == "cuda" and "rng/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng/cuda"], self.device.torch)
         return notes
+
+    def restart_averages(self) -> None:
+        """From the present weights: those before are not to be averaged with."""
+        if self.ema is not None:
+            self.ema = self.ema.start(self.model, self.ema.decay)
+        if self.lookahead is not None:
+            self.lookahead = self.lookahead.restarted(self.model)
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
@@ -93,18 +112,20 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     train = config.train
     torch.manual_seed(train.seed)
     model = task.build_model().to(device.torch)
+    freeze(model, config.model.freeze)
     if train.channels_last and device.kind != "emulated":
         model = to_channels_last(model, device.kind)
     optimizer = optimizer_for(model, train)
     precision = build_precision(choose_precision(config, device), device.torch.type)
-    average = Ema
+    average, ahead = Ema, Lookahead
     if device.kind == "emulated":
         assert isinstance(model, EmulatedModel)
-        optimizer, average = EmulatedOptimizer(optimizer), EmulatedEma
+        optimizer, average, ahead = EmulatedOptimizer(optimizer), EmulatedEma, EmulatedLookahead
         precision = EmulatedPrecision(precision.name, precision.device_type, model=model)
     ema = average.start(model, train.ema) if train.ema is not None else None
+    slow = None if train.lookahead is None else ahead.start(model, train.lookahead, train.lookahead_share)
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
-    return Learner(model, compute, compute, optimizer, precision, ema, device)
+    return Learner(model, compute, compute, optimizer, precision, ema, device, slow)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from flatout.decisions.compute import choose_log_interval
 from flatout.engine.copying import Copies, Feed, copies_for
 from flatout.engine.learner import Learner
 from flatout.engine.parallel import GlobalBatch, Parallel, SingleProcess
+from flatout.engine.parameters import group_rates, set_rates
 from flatout.engine.precision import LEAST_SCALE, Seen
 from flatout.engine.progress import EpochRecord, Progress, Record, StepRecord, UsedBatch
 from flatout.engine.schedules import learning_rate, warmup_steps
@@ -50,6 +51,7 @@ class Job:
     # from the last whose loss was read on: one of them broke what is found broken
     unread: deque[UsedBatch] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
     feed: Feed | None = None  # of the present epoch
+    rate: float = 0.0  # of the last step, before the factors of groups
 
     @cached_property
     def copies(self) -> Copies:
@@ -63,6 +65,7 @@ class Job:
 def train(job: Job) -> Iterator[Record]:
     """Train from `job.progress` to the end, yielding a record of every step and epoch."""
     config, progress, span = job.config, job.progress, job.recorder.span
+    job.stopped = _stop_of_epochs(progress, config)
     while job.stopped is None and not nothing_left(progress, config):
         progress.ended = False
         job.learner.model.train()
@@ -97,6 +100,13 @@ def _steps_done(progress: Progress, config: Config) -> bool:
     """Counted in epochs: a batch that is all quarantine has no step, and the batch size may change between epochs."""
     most = config.train.max_steps
     return progress.epoch >= config.train.epochs or (most is not None and progress.step >= most)
+
+
+def _stop_of_epochs(progress: Progress, config: Config) -> str | None:
+    """Why not to begin the next epoch; the last epoch of all completes the run instead."""
+    if progress.epoch < config.epochs_to_train or _steps_done(progress, config):
+        return None
+    return f"reached stop.after_epochs = {config.stop.after_epochs}"
 
 
 def _save(job: Job) -> None:
@@ -155,6 +165,8 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     with span("optimizer"):
         learner.precision.step(learner.optimizer, learner.model.parameters(), clip_norm, norm)
         learner.optimizer.zero_grad(set_to_none=True)
+        if learner.lookahead is not None:
+            learner.lookahead.after_batch(learner.model, batch.index)
         if learner.ema is not None:
             learner.ema.update(learner.model)
     ranks.after_step(learner, progress.step + 1, batch.epoch)
@@ -175,6 +187,7 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
             time.time(),
             time.thread_time() - cpu_before,
             *by_rank,
+            group_rates=group_rates(learner.optimizer.param_groups),  # type: ignore[misc]  # *by_rank ends before it
         )
 
 
@@ -205,10 +218,11 @@ def _set_learning_rate(job: Job) -> float:
     warmup = warmup_steps(train, job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
     peak = train.lr if job.peak_rate is None else job.peak_rate
-    rate = learning_rate(train.schedule, done, job.total_steps, peak, warmup, train.milestones, train.gamma)
-    for group in job.learner.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+    job.rate = learning_rate(
+        train.schedule, done, job.total_steps, peak, warmup, train.milestones, train.gamma, train.schedule_options
+    )
+    set_rates(job.learner.optimizer.param_groups, job.rate)
+    return job.rate
 
 
 def _used(batch: AnyBatch, step: int) -> UsedBatch:
@@ -236,7 +250,10 @@ def _verify(job: Job, batch: AnyBatch, loss: float, seen: Seen) -> None:
     if not job.gradients_verified:
         for name, parameter in job.learner.model.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
-                raise RunFailed(f"parameter {name} received no gradient in the first step: it would never be trained")
+                raise RunFailed(
+                    f"parameter {name} received no gradient in the first step: it would never be trained; use it in "
+                    "the model's forward, remove it, or name it in model.freeze"
+                )
         job.gradients_verified = True
 
 
@@ -261,18 +278,22 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     config, progress = job.config, job.progress
     with job.recorder.device_wait():  # else what is still queued would be counted as validation
         job.learner.device.wait()
+    if job.learner.lookahead is not None:
+        with job.recorder.span("optimizer"):
+            job.learner.lookahead.meet(job.learner.model)
     finished = progress.epoch + 1
     whole = progress.batch_index >= job.source.batches_per_epoch
     last = _steps_done(progress, config) or (whole and finished >= config.train.epochs)
     train_loss = progress.loss_sum / progress.loss_samples if progress.loss_samples else None
     metrics: dict[str, float] = {}
-    if job.val_source is not None and (last or finished % config.validate_.every_epochs == 0):
+    validates = last or finished == config.stop.after_epochs or finished % config.validate_.every_epochs == 0
+    if job.val_source is not None and validates:
         with job.recorder.span("validation"):
             job.ranks.sync_weights(job.learner)
             metrics = evaluate(job)
         _judge(job, {**metrics, **({} if train_loss is None else {"train_loss": train_loss})})
     record = EpochRecord(
-        progress.epoch, progress.step, progress.epoch_samples, train_loss, metrics, _rate(job), time.time()
+        progress.epoch, progress.step, progress.epoch_samples, train_loss, metrics, job.rate, time.time()
     )
     if whole:
         progress.epoch, progress.batch_index = finished, 0
@@ -280,16 +301,13 @@ def _end_epoch(job: Job) -> Iterator[Record]:
     with job.recorder.span("other"):
         yield record
     if not last and job.stopped is None:
+        job.stopped = _stop_of_epochs(progress, config)
         patience = config.stop.patience_epochs
         if patience is not None and progress.validations_since_best >= patience:
             job.stopped = f"no better {config.checkpoint.metric} for {patience} validations (stop.patience_epochs)"
     progress.ended = last
     if last or (job.stopped is None and finished % config.checkpoint.every_epochs == 0):
         _save(job)
-
-
-def _rate(job: Job) -> float:
-    return float(job.learner.optimizer.param_groups[0]["lr"])
 
 
 def _judge(job: Job, metrics: dict[str, float]) -> None:

@@ -1,8 +1,8 @@
-"""SGD, AdamW and LAMB by name, and their state as named tensors for checkpoints (no pickle)."""
+"""SGD, AdamW, LAMB and Muon by name, and their state as named tensors for checkpoints (no pickle)."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +11,34 @@ from torch.optim import Optimizer
 from flatout.config.schema import TrainConfig
 from flatout.decisions import Choice
 from flatout.decisions.compute import choose_optimizer
+from flatout.engine.eager_optimizer import EagerOptimizer, GroupedSteps, adam_state, scaling
+from flatout.engine.muon import Muon, split_groups
+from flatout.engine.own_optimizer import build_own
+from flatout.engine.parameters import bare, parameter_groups
 from flatout.engine.sharded_tensors import norms_of_whole, part, shard_like
 from flatout.errors import ConfigError
 
 
 class OptimizerFactory(Protocol):
-    """Entry points of flatout.optimizers: not read yet; `optimizer_for` builds what train.optimizer names."""
+    """An optimizer of the user's own: `train.optimizer: torch.optim:RMSprop`, or an entry point of flatout.optimizers.
 
-    def __call__(self, groups: list[dict[str, Any]], train: TrainConfig) -> "EagerOptimizer":
-        """`groups` are those of `parameter_groups`; its state must be there before the first step (EagerOptimizer)."""
+    Its state of each parameter (tensors and numbers) goes into checkpoints; the schedule sets `lr` of its groups.
+    """
+
+    def __call__(self, groups: list[dict[str, Any]], *, lr: float, **options: Any) -> Optimizer:
+        """`groups` are those of `parameter_groups`: with `params` and `weight_decay`."""
         ...
 
 
-def optimizer_for(model: nn.Module, train: TrainConfig) -> "EagerOptimizer":
+def optimizer_for(model: nn.Module, train: TrainConfig) -> EagerOptimizer:
     """What `train` asks for, for every mode: nobody else builds one. Move or shard the model first."""
-    arguments = dict(arguments_for(model, train).value)
-    kinds: dict[str, Callable[..., EagerOptimizer]] = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb}
-    return kinds[arguments.pop("name")](parameter_groups(model, train.weight_decay), **arguments)
+    groups, arguments = parameter_groups(model, train), dict(arguments_for(model, train).value)
+    kinds: dict[str, Callable[..., EagerOptimizer]] = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "muon": Muon}
+    if train.optimizer not in kinds:
+        return cast(EagerOptimizer, build_own(groups, train))
+    if train.optimizer == "muon":
+        groups = split_groups(bare(model), groups)
+    return kinds[arguments.pop("name")](groups, **arguments)
 
 
 def arguments_for(model: nn.Module, train: TrainConfig) -> Choice[dict[str, Any]]:
@@ -43,7 +54,7 @@ def _can_fuse(model: nn.Module) -> bool:
     return all(each.device.type == "cuda" for each in model.parameters())
 
 
-def describe_optimizer(optimizer: "EagerOptimizer") -> dict[str, Any]:
+def describe_optimizer(optimizer: EagerOptimizer) -> dict[str, Any]:
     """The settings it works with, group by group. Without `lr`: the schedule sets that at every step."""
     groups = [
         {
@@ -53,31 +64,6 @@ def describe_optimizer(optimizer: "EagerOptimizer") -> dict[str, Any]:
         for group in optimizer.param_groups
     ]
     return {"name": optimizer.kind, "groups": groups}
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and filters decay; norms and biases do not: pulling a scale to zero only fights the layer it follows.
-
-    Groups and parameters stand in the model's own order, so every process builds the same optimizer.
-    """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in parameters if p.ndim > 1]
-    others = [p for p in parameters if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-class EagerOptimizer(Optimizer):
-    """An optimizer whose own steps are never compiled.
-
-    torch wraps these methods to keep torch.compile out of them, and the wrapper's first call imports torch._dynamo: as
-    long as torch itself takes, in every process. What it wraps does the same without it.
-    """
-
-    kind: str  # as train.optimizer names it
-    state_names: frozenset[str]  # what it keeps for each parameter
-    add_param_group = inspect.unwrap(Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(Optimizer.zero_grad)
 
 
 class _Fusable(EagerOptimizer):
@@ -103,7 +89,7 @@ class Sgd(_Fusable, torch.optim.SGD):
     @torch.no_grad()
     def _fused_step(self, group: dict[str, Any]) -> None:
         """Unlike torch's own, which leaves the momentum unwritten where the very first step overflows: zeros first."""
-        momentum, (grad_scale, found_inf), rows = group["momentum"], _scaling(self), []
+        momentum, (grad_scale, found_inf), rows = group["momentum"], scaling(self), []
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
@@ -138,9 +124,9 @@ class AdamW(_Fusable, torch.optim.AdamW):
     @torch.no_grad()
     def _fused_step(self, group: dict[str, Any]) -> None:
         parameters = [p for p in group["params"] if p.grad is not None]
-        states = [_adam_state(self, p, on_device=True) for p in parameters]
+        states = [adam_state(self, p, on_device=True) for p in parameters]
         counts, (beta1, beta2) = [state["step"] for state in states], group["betas"]
-        grad_scale, found_inf = _scaling(self)
+        grad_scale, found_inf = scaling(self)
         if counts:
             torch._foreach_add_(counts, 1)
         rows = [[p, p.grad, s["exp_avg"], s["exp_avg_sq"], s["step"]] for p, s in zip(parameters, states, strict=True)]
@@ -177,23 +163,7 @@ def _kernel_lists(rows: Iterable[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
         yield [list(column) for column in zip(*found, strict=True)]
 
 
-def _scaling(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
-    """What the scaler of fp16 leaves here during a step: by what gradients are still to be divided, and whether some
-    are infinite, both on the device."""
-    return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-
-
-def _adam_state(optimizer: Optimizer, parameter: Tensor, on_device: bool) -> dict[str, Tensor]:
-    """Of a parameter, zeros before its first step; where steps are left out on the device, they are counted there."""
-    state: dict[str, Tensor] = optimizer.state[parameter]
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else None)
-        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    return state
-
-
-class Lamb(EagerOptimizer):
+class Lamb(GroupedSteps):
     """Adam whose step is scaled, tensor by tensor, to the size of the weights (You et al., 2020): for huge batches.
 
     Parameters without weight decay (norms, biases) take the plain Adam step: their norm says little about a good
@@ -215,22 +185,6 @@ class Lamb(EagerOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": fused})
         self._step_supports_amp_scaling = bool(fused)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._step_group(parameters, group)
-        return loss
-
     def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         left_out = self._left_out(parameters)
         updates, weights = self._adam_updates(parameters, group, left_out), [part(p) for p in parameters]
@@ -240,47 +194,6 @@ class Lamb(EagerOptimizer):
         if left_out is not None:
             torch._foreach_mul_(updates, torch.where(left_out, 0.0, 1.0))
         torch._foreach_add_(weights, updates, alpha=-group["lr"])
-
-    def _left_out(self, parameters: list[Tensor]) -> Tensor | None:
-        """Whether this step counts for nothing, on the device; its gradients are zeros then instead of infinities."""
-        grad_scale, found_inf = _scaling(self)
-        gradients = [part(p.grad) for p in parameters if p.grad is not None]
-        if grad_scale is not None:
-            torch._foreach_div_(gradients, grad_scale)
-        if found_inf is None:
-            return None
-        left_out = found_inf > 0
-        for gradient in gradients:
-            gradient.masked_fill_(left_out, 0.0)
-        return left_out
-
-    def _adam_updates(self, parameters: list[Tensor], group: dict[str, Any], left_out: Tensor | None) -> list[Tensor]:
-        betas = group["betas"]
-        grads = [part(p.grad) for p in parameters if p.grad is not None]
-        states = [_adam_state(self, p, bool(group["fused"])) for p in parameters]
-        counts = [state["step"] for state in states]
-        counted = 1.0 if left_out is None else [torch.where(left_out, 0.0, 1.0)] * len(counts)
-        torch._foreach_add_(counts, counted)  # one tensor for all would be read as a number
-        means, squares = [part(s["exp_avg"]) for s in states], [part(s["exp_avg_sq"]) for s in states]
-        decays = betas if left_out is None else [torch.where(left_out, 1.0, beta) for beta in betas]
-        torch._foreach_mul_(means, decays[0])
-        torch._foreach_add_(means, grads, alpha=1 - betas[0])
-        torch._foreach_mul_(squares, decays[1])
-        torch._foreach_addcmul_(squares, grads, grads, 1 - betas[1])
-        scales = torch._foreach_div(squares, _corrections(counts, betas[1], bool(group["fused"])))
-        torch._foreach_sqrt_(scales)
-        torch._foreach_add_(scales, group["eps"])
-        updates = torch._foreach_div(means, _corrections(counts, betas[0], bool(group["fused"])))
-        torch._foreach_div_(updates, scales)
-        return list(updates)
-
-
-def _corrections(counts: list[Tensor], beta: float, on_device: bool) -> list[Any]:
-    """What averages that began at zero are too small by, of each parameter; those on the device stay there."""
-    if not on_device:
-        return [1 - beta ** count.item() for count in counts]
-    done = torch.stack(counts).clamp(min=1)  # the first step may be left out
-    return list((1 - beta**done).unbind())
 
 
 def _trust_ratios(like_all: Tensor, weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
@@ -298,35 +211,38 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     wrapper, whose names carry a prefix. Learning rates and the like are not state: configuration and schedule set them.
     """
     return {
-        f"{state_name}/{name}": value
+        f"{state_name}/{name}": value if isinstance(value, Tensor) else torch.tensor(value, dtype=_wide(value))
         for name, parameter in model.named_parameters()
         for state_name, value in sorted(optimizer.state.get(parameter, {}).items())
         if value is not None
     }
 
 
+def _wide(number: float) -> torch.dtype:
+    return torch.int64 if isinstance(number, int) else torch.float64
+
+
 def load_optimizer_tensors(model: nn.Module, optimizer: EagerOptimizer, tensors: Mapping[str, Tensor]) -> None:
     """Replace the optimizer's state by copies of `tensors`; nothing changes if one of them does not fit."""
     parameters = dict(model.named_parameters())
-    loaded: dict[str, dict[str, Tensor]] = {}
+    loaded: dict[str, dict[str, Any]] = {}
     for key, value in tensors.items():
         state_name, _, name = key.partition("/")
-        _check_fits(key, value, parameters.get(name), optimizer.state_names)
-        loaded.setdefault(name, {})[state_name] = _placed(
-            value, parameters[name], state_name, bool(optimizer.defaults.get("fused"))
-        )
+        _check_fits(key, value, parameters.get(name), optimizer)
+        placed = _placed(value, parameters[name], state_name, bool(optimizer.defaults.get("fused")))
+        loaded.setdefault(name, {})[state_name] = placed.item() if state_name in optimizer.number_names else placed
     optimizer.state.clear()
     for name, state in loaded.items():
         optimizer.state[parameters[name]] = state
 
 
-def _check_fits(key: str, value: Tensor, parameter: Tensor | None, state_names: frozenset[str]) -> None:
-    state_name = key.partition("/")[0]
-    if state_name not in state_names:
-        what = f"this optimizer keeps only {', '.join(sorted(state_names))}"
+def _check_fits(key: str, value: Tensor, parameter: Tensor | None, optimizer: EagerOptimizer) -> None:
+    state_name, own = key.partition("/")[0], not isinstance(optimizer, EagerOptimizer)  # shapes of its own
+    if state_name not in optimizer.state_names:
+        what = f"this optimizer keeps only {', '.join(sorted(optimizer.state_names))}"
     elif parameter is None:
         what = "the model has no such parameter"
-    elif state_name != "step" and value.shape != parameter.shape:
+    elif state_name != "step" and value.shape != parameter.shape and not own:
         what = f"its shape is {list(value.shape)} but the parameter's is {list(parameter.shape)}"
     else:
         return
@@ -339,5 +255,7 @@ def _check_fits(key: str, value: Tensor, parameter: Tensor | None, state_names: 
 def _placed(value: Tensor, parameter: Tensor, state_name: str, fused: bool) -> Tensor:
     if state_name == "step":  # a fused kernel counts on the device
         return value.detach().to(parameter.device if fused else "cpu", copy=True)
+    if value.shape != parameter.shape:
+        return value.detach().to(parameter.device, copy=True)
     # the parameter's device and memory format (channels_last): other strides would be correct but slow
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(shard_like(parameter, value))

@@ -1,5 +1,6 @@
 """Where training is, and what it says of every step and epoch: plain values that checkpoints and tables hold."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -42,6 +43,7 @@ class StepRecord:
     late_seconds: float | None = None  # by how much, behind the median rank
     bytes_sent: int | None = None  # over the ranks' interface, by this machine
     bytes_received: int | None = None
+    group_rates: Mapping[str, float] = field(default_factory=dict)  # columns of their own, where the recipe has groups
 
 
 @dataclass(frozen=True)

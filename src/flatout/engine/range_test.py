@@ -10,6 +10,7 @@ from flatout.config.schema import Config
 from flatout.data.batch import BatchSource
 from flatout.engine.copying import Feed, copies_for
 from flatout.engine.learner import Learner
+from flatout.engine.parameters import set_rates
 from flatout.tasks.protocol import Task
 
 _SMOOTHING = 0.9
@@ -60,8 +61,7 @@ def range_test(
 
 
 def _step(task: Task, learner: Learner, inputs: object, rate: float, accumulate: int) -> float:
-    for group in learner.optimizer.param_groups:
-        group["lr"] = rate
+    set_rates(learner.optimizer.param_groups, rate)
     total = 0.0
     for part, share in task.parts(inputs, accumulate):
         with learner.precision.autocast():

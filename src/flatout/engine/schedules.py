@@ -2,12 +2,13 @@
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
+from flatout import plugins
 from flatout.config.schema import TrainConfig
+from flatout.config.sections.train import SCHEDULES
 from flatout.errors import ConfigError
-
-SCHEDULES = ("cosine", "one-cycle", "step", "linear", "constant", "inverse-sqrt")
 
 _MILESTONES = (1 / 3, 2 / 3, 8 / 9)  # epochs 30, 60 and 80 of 90: the classic ImageNet recipe
 _ONE_CYCLE_START = 1 / 25  # of the peak
@@ -23,12 +24,15 @@ def learning_rate(
     warmup_steps: int = 0,
     milestones: Sequence[float] = _MILESTONES,
     gamma: float = 0.1,
+    options: Mapping[str, Any] | None = None,
 ) -> float:
     """The rate for step 0, 1, ... `total_steps` - 1; what ends at zero does so at `total_steps`, so every step counts.
 
     Warm-up rises in a line through `warmup_steps` nonzero rates and meets the peak at step `warmup_steps`.
     `milestones` are shares of the whole run, warm-up included, after each of which `step` multiplies by `gamma`.
     """
+    if plugins.is_user_code("schedules", schedule):
+        return _own_rate(schedule, step, total_steps, peak, warmup_steps, options or {})
     _check(schedule)
     if schedule == "one-cycle":
         return peak * _one_cycle(step, total_steps, warmup_steps or _rise_steps(total_steps))
@@ -48,8 +52,13 @@ def describe(
     warmup_steps: int = 0,
     milestones: Sequence[float] = _MILESTONES,
     gamma: float = 0.1,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     """One sentence fragment for reports: `cosine from 0.5 to 0 over 790 steps after 79 warm-up steps`."""
+    if plugins.is_user_code("schedules", schedule):  # asked for all along: a mistake is found before the first step
+        asked = sorted({round(part * (total_steps - 1) / 999) for part in range(1000)})
+        rates = [_own_rate(schedule, each, total_steps, peak, warmup_steps, options or {}) for each in asked]
+        return f"{schedule} from {rates[0]:.4g} to {rates[-1]:.4g} over {total_steps} steps, at most {max(rates):.4g}"
     _check(schedule)
     if schedule == "one-cycle":
         rise = min(warmup_steps or _rise_steps(total_steps), total_steps)
@@ -64,6 +73,29 @@ def describe(
         return f"constant at {peak:g} for {steps} steps{after}"
     end = learning_rate(schedule, total_steps, total_steps, peak, warmup_steps)
     return f"{schedule} from {peak:g} to {end:.4g} over {steps} steps{after}"
+
+
+class Schedule(Protocol):
+    """One of the user's own: `train.schedule: ./file.py:Name`, or an entry point of flatout.schedules. A function gets
+    train.schedule_options with every call; a class is made with them."""
+
+    def __call__(self, step: int, total_steps: int, peak: float, warmup_steps: int) -> float:
+        """The rate for step 0, 1, ... `total_steps` - 1: of nothing else, so that a resumed run has the same rates."""
+        ...
+
+
+_own: dict[tuple[str, str], Schedule] = {}
+
+
+def _own_rate(name: str, step: int, total_steps: int, peak: float, warmup: int, options: Mapping[str, Any]) -> float:
+    key, what = (name, repr(options)), f"train.schedule is {name!r}"
+    with plugins.blamed(what):
+        if key not in _own:
+            _own[key] = cast(Schedule, plugins.made(plugins.load("schedules", name, "train.schedule"), options))
+        rate = _own[key](step, total_steps, peak, warmup)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+        raise ConfigError(f"{what}, which gave {rate!r} for step {step} of {total_steps}; a rate is a number from 0 on")
+    return float(rate)
 
 
 def warmup_steps(train: TrainConfig, batches_per_epoch: int) -> int:

@@ -54,6 +54,7 @@ class CpuReader:
             "cpu_iowait": _mean([share(self._before.get(core), ticks.get(core), _IOWAIT) for core in self._cores]),
             "cpu_steal": _mean([share(self._before.get(core), ticks.get(core), _STEAL) for core in self._cores]),
             "process_cores": _rounded(self._tree.cores(interval_seconds)),
+            "process_waiting_cores": _rounded(self._tree.waiting_cores(interval_seconds)),
             "cpu_throttled_seconds": self._throttled(),
         }
         self._before = ticks

@@ -23,21 +23,29 @@ _CURVES = (
 
 def comparison_page(found: Comparison, sides: Sequence[Side]) -> str:
     """A whole document; `sides` are the runs of `found`, for their curves."""
-    title = " against ".join(found.labels) if len(found.labels) == 2 else f"{len(found.labels)} runs compared"
-    parts = [
-        join_markup(note(text, "bad" if text.startswith("NOT") else "warn") for text in found.caveats),
-        join_markup(note(row.sentence, "good" if "MORE" not in row.sentence else "warn") for row in found.scaling),
-        section("What differs", *_differences(found)),
-        section("Figures", _figures(found)),
-        section("Where the time went", *_ledger(found)),
-        section("Curves", *_curves(found, sides)),
-        section(
-            "Runs",
-            table(("run", "directory"), [(a, str(b)) for a, b in zip(found.labels, found.directories, strict=True)]),
-        ),
-    ]
-    body = Markup("<header><h1>{}</h1></header><main>{}</main>").format(title, join_markup(parts))
+    title = comparison_title(found)
+    body = Markup("<header><h1>{}</h1></header><main>{}</main>").format(title, comparison_body(found, sides))
     return page(f"flatout: {title}", body)
+
+
+def comparison_title(found: Comparison) -> str:
+    return " against ".join(found.labels) if len(found.labels) == 2 else f"{len(found.labels)} runs compared"
+
+
+def comparison_body(found: Comparison, sides: Sequence[Side]) -> Markup:
+    """All sections, differences first."""
+    directories = [(label, str(path)) for label, path in zip(found.labels, found.directories, strict=True)]
+    return join_markup(
+        [
+            join_markup(note(text, "bad" if text.startswith("NOT") else "warn") for text in found.caveats),
+            join_markup(note(row.sentence, "good" if "MORE" not in row.sentence else "warn") for row in found.scaling),
+            section("What differs", *_differences(found)),
+            section("Figures", _figures(found)),
+            section("Where the time went", *_ledger(found)),
+            section("Curves", *_curves(found, sides)),
+            section("Runs", table(("run", "directory"), directories)),
+        ]
+    )
 
 
 def _differences(found: Comparison) -> list[Markup]:
@@ -104,7 +112,7 @@ def _curves(found: Comparison, sides: Sequence[Side]) -> list[Markup]:
     charts = []
     for key, title, factor, unit in _CURVES:
         series = []
-        for label, side in zip(found.labels, sides, strict=True):
+        for label, side in zip(found.labels, sides, strict=bool(sides)):
             points = [(float(row["epoch"]) + 1, factor * float(row[key])) for row in side.run.epochs if row.get(key)]
             if points:
                 series.append(Series(label, points, dots=True))

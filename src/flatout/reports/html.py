@@ -1,5 +1,6 @@
 """A run as one self-contained page: what came of it, where the time and money went, and everything to check it by."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,7 @@ def write_report_page(path: Path, details: Details) -> None:
 
 def report_page(details: Details) -> str:
     """Needs nothing but what is in `details`: every run gives a page, whatever became of it."""
-    sections = [
-        ("time", "Time", section("Where the time went", *_time(details), anchor="time")),
-        ("answers", "Answers", section("Answers", pairs(answers(details)), anchor="answers")),
-        ("curves", "Curves", section("Curves", *_curves(details), anchor="curves")),
-        ("epochs", "Epochs", section("Epochs", epoch_bars(details), estimate_table(details), anchor="epochs")),
-        ("timeline", "Timeline", section("Timeline", timeline(details.activity), anchor="timeline")),
-        ("machine", "Machine", section("The machine", *_machine(details), anchor="machine")),
-        ("cost", "Cost", section("Cost", *_cost(details), anchor="cost")),
-        ("findings", "Findings", section("Findings", *_findings(details), anchor="findings")),
-        ("files", "Files", section("Files and data", *_files(details), anchor="files")),
-        ("setup", "Configuration", section("Configuration and environment", *_setup(details), anchor="setup")),
-    ]
-    present = [each for each in sections if each[2]]
+    present = [each for each in report_sections(details) if each[2]]
     body = Markup("<header>{}{}{}</header>\n<main>{}\n{}</main>\n<footer>{}</footer>").format(
         _headline(details),
         join_markup(_notes(details)),
@@ -64,6 +53,23 @@ def report_page(details: Details) -> str:
         _footer(details),
     )
     return page(f"{details.run.name}: {details.run.status}", body)
+
+
+def report_sections(details: Details) -> list[tuple[str, str, Markup]]:
+    """Anchor, short name and content of every section; one without content is empty. The live page shows them, too."""
+    content = [
+        ("time", "Time", "Where the time went", _time(details)),
+        ("answers", "Answers", "Answers", [pairs(answers(details))]),
+        ("curves", "Curves", "Curves", _curves(details)),
+        ("epochs", "Epochs", "Epochs", [epoch_bars(details), estimate_table(details)]),
+        ("timeline", "Timeline", "Timeline", [timeline(details.activity)]),
+        ("machine", "Machine", "The machine", _machine(details)),
+        ("cost", "Cost", "Cost", _cost(details)),
+        ("findings", "Findings", "Findings", finding_sections(details.findings)),
+        ("files", "Files", "Files and data", _files(details)),
+        ("setup", "Configuration", "Configuration and environment", _setup(details)),
+    ]
+    return [(anchor, name, section(title, *parts, anchor=anchor)) for anchor, name, title, parts in content]
 
 
 def _headline(details: Details) -> Markup:
@@ -175,8 +181,8 @@ def _cost(details: Details) -> list[Markup]:
     return [table(["item", "quantity", "unit", "price", "cost"], rows, total=True), dated, *missing]
 
 
-def _findings(details: Details) -> list[Markup]:
-    """What `flatout explain` left in findings.json."""
+def finding_sections(findings: Sequence[Mapping[str, Any]]) -> list[Markup]:
+    """What `flatout explain` found, one heading each."""
     return [
         join_markup(
             [
@@ -184,7 +190,7 @@ def _findings(details: Details) -> list[Markup]:
                 pairs((key, _words(each[key])) for key in _FINDING if each.get(key) is not None),
             ]
         )
-        for each in details.findings
+        for each in findings
     ]
 
 

@@ -1,6 +1,6 @@
 "use strict";
 // Values under the pointer (or the arrow keys) and series that can be switched off. Without it the page is complete.
-for (const figure of document.querySelectorAll("figure[data-chart]")) {
+function wire(figure) {
   const chart = JSON.parse(figure.dataset.chart);
   const area = figure.querySelector(".area"), cursor = figure.querySelector(".cursor");
   const tip = figure.querySelector(".tip"), groups = figure.querySelectorAll("g[data-series]");
@@ -62,3 +62,4 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
     });
   }
 }
+for (const figure of document.querySelectorAll("figure[data-chart]")) wire(figure);

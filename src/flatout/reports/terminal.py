@@ -86,11 +86,13 @@ def _entry(name: str, seconds: float, wall: float) -> tuple[Text, Text, Text]:
 
 
 def _cells(parts: Mapping[str, float], wall: float) -> dict[str, int]:
-    """Cells of the bar; they add up to its length because each ends where its running total does."""
+    """Cells of the bar; they add up to its length because each ends where its running total does. Parts of a damaged
+    run may be longer than its wall clock: the bar ends there."""
     cells, at = {}, 0.0
     for name, seconds in parts.items():
-        cells[name] = round(_BAR_CELLS * (at + seconds) / wall) - round(_BAR_CELLS * at / wall)
-        at += seconds
+        end = min(at + seconds, wall)
+        cells[name] = round(_BAR_CELLS * end / wall) - round(_BAR_CELLS * at / wall)
+        at = end
     return cells
 
 

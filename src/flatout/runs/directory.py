@@ -138,6 +138,18 @@ class RunDirectory:
         except OSError:
             return True
 
+    def owner(self) -> int | None:
+        """The process of this machine that holds the lock; None where there is none, or it cannot be told for sure: a
+        number in a file may be another process by now."""
+        with suppress(OSError, ValueError):
+            owner = int(self._lock_path.read_text("ascii").strip() or 0)
+            about = os.stat(self._lock_path)
+            for fd in os.listdir(f"/proc/{owner}/fd"):
+                with suppress(OSError):
+                    if os.path.samestat(os.stat(f"/proc/{owner}/fd/{fd}"), about) and self.in_use():
+                        return owner
+        return None
+
     def set_aside(self) -> Path:
         """Move what is here out of the way, losing nothing; returns where it went."""
         stamp = time.strftime("%Y%m%d-%H%M%S")

@@ -11,6 +11,7 @@ from typing import Any
 from flatout.errors import DataError
 from flatout.runs.events import read_scalars
 from flatout.runs.steps import parse_float
+from flatout.untrusted import blamed_as, read_json
 
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "eval", "test")
 _ACCURACY = {
@@ -77,14 +78,35 @@ def read_foreign(path: Path) -> ForeignLog:
     if path.is_dir():
         events = sorted(path.rglob("*tfevents*"))
         tables = [path / name for name in ("metrics.csv", "summary.csv") if (path / name).is_file()]
+        if states := sorted(path.rglob("trainer_state.json"), key=lambda found: found.stat().st_mtime):
+            return _read_trainer_state(states[-1])  # every checkpoint has one; the newest tells all
         if not events and not tables:
             raise DataError(
-                f"{path} holds no TensorBoard event file, no metrics.csv and no summary.csv; give the log itself"
+                f"{path} holds no TensorBoard event file, no metrics.csv, no summary.csv and no trainer_state.json; "
+                "give the log itself"
             )
         return _read_csv(tables[0]) if tables else _read_events(events)
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a CSV log, an event file or a folder with one of them")
+    if path.name == "trainer_state.json":
+        return _read_trainer_state(path)
     return _read_events([path]) if "tfevents" in path.name else _read_csv(path)
+
+
+def _read_trainer_state(path: Path) -> ForeignLog:
+    """Of a Hugging Face Trainer: its log_history has a mapping for each time it logged."""
+    with blamed_as(DataError):
+        state = read_json(path)
+    history = state.get("log_history") if isinstance(state, dict) else None
+    logged = [each for each in history if isinstance(each, dict)] if isinstance(history, list) else []
+    if not logged:
+        raise DataError(f"{path} has no log_history; nothing was logged yet, or it is not a Trainer's")
+    names = list(dict.fromkeys(name for each in logged for name in each))
+    rows = [{name: parse_float(each.get(name)) for name in names} for each in logged]
+    for row in rows:
+        if (passed := row.get("epoch")) is not None and math.isfinite(passed):  # 1.0 is the end of the first one
+            row["epoch"] = max(0.0, math.ceil(passed) - 1.0)
+    return _in_our_words("huggingface", str(path), names, rows)
 
 
 def _read_csv(path: Path) -> ForeignLog:

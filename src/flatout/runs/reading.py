@@ -65,9 +65,7 @@ def _read(directory: RunDirectory) -> Run:
     environment = read_json(directory.environment)
     check_shape(environment, ENVIRONMENT, directory.environment)
     steps = without_superseded(read_step_rows(directory.steps), lambda row: (row.attempt, row.step))
-    rows = read_table(directory.epochs)
-    check_epochs(rows, directory.epochs)
-    epochs = effective_rows(rows, "epoch")
+    epochs = read_epochs(directory)
     summary = checked_summary(read_json(directory.summary), directory.summary)
     if summary.get("status", "running") == "running":
         if directory.in_use():
@@ -75,6 +73,13 @@ def _read(directory: RunDirectory) -> Run:
         else:
             summary = rebuild_summary(directory, summary, config, steps, epochs)
     return Run(directory.root, price_killed_run(summary, config), config, environment, steps, epochs)
+
+
+def read_epochs(directory: RunDirectory) -> list[dict[str, str]]:
+    """Rows of epochs.csv that count; a damaged table is a BadFile that names the cell."""
+    rows = read_table(directory.epochs)
+    check_epochs(rows, directory.epochs)
+    return effective_rows(rows, "epoch")
 
 
 def list_runs(folder: Path) -> list[Run]:

@@ -60,6 +60,7 @@ SUMMARY = {
     "world_size": "count",
     "attempts": "count",
     "samples_seen": "count",
+    "total_steps": "count",
     "device": {"name": "text", "emulated": "flag", "count": "count"},
     "accuracy": {
         "top1": "amount",

@@ -20,7 +20,7 @@ _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store at a path, a file:// URL, a .tar, or s3://, gs://, az://. Nothing is read yet.
+    """The store at a path, a file:// URL, a .tar, a .zip, or s3://, gs://, az://. Nothing is read yet.
 
     Options are those of ReadOptions (max_in_flight, deadline_seconds, ...) and, for object stores, obstore's own
     (endpoint, region, access_key_id, skip_signature, ...).
@@ -76,8 +76,15 @@ def _open_path(path: str) -> Store:
         return FolderStore(path)
     if os.path.isfile(path) and path.endswith((".tar", *_COMPRESSED_TARS)):
         return TarStore(path)
+    if os.path.isfile(path) and path.lower().endswith(".zip"):
+        from flatout.storage.members import open_local_zip
+
+        return open_local_zip(path)
     if os.path.exists(path):
-        raise DataError(f"{path} is a file of unknown kind; give a folder, an uncompressed .tar or a URL")
+        raise DataError(
+            f"{path} is a file of unknown kind; give a folder, an uncompressed .tar, a .zip, a table (.csv, .tsv, "
+            ".jsonl, .parquet) or a URL"
+        )
     raise DataError(
         f"{path} does not exist; check the path, or make a dataset there with: flatout data make shapes {path}"
     )

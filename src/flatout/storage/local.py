@@ -3,14 +3,19 @@ offsets only, so that threads and forks may share it."""
 
 import os
 import stat
+from array import array
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from flatout.errors import AccessDenied, ObjectMissing, StorageError
-from flatout.storage.locators import file_locator
+from flatout.storage.locators import LOCATOR_BYTES, file_locator
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
+
+_FEW_FOLDERS = 16  # are listed without threads, whose stacks take memory
+_LISTED_AT_ONCE = 4  # folders: a network file system answers several at once, and compiled listing uses all cores
 
 
 def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
@@ -57,23 +62,53 @@ class FolderStore:
             try:
                 self._opened = OpenFile(self.root)  # two threads may both open it: harmless
             except OSError as error:
-                raise _as_storage_error(self.root, error) from None
+                raise as_storage_error(self.root, error) from None
         return self._opened
 
     def origin(self) -> str:
         return os.path.realpath(self.root)
 
     def entries(self) -> Iterator[Entry]:
-        """Real folders first, then linked ones: what a link leads to a second time keeps its real name."""
+        for found in self.listed():
+            sizes, locators = memoryview(found.sizes).cast("q"), found.locators
+            for row, name in enumerate(found.names):
+                yield Entry(name, sizes[row], locators[LOCATOR_BYTES * row : LOCATOR_BYTES * (row + 1)])
+
+    def listed(self, list_folder: "ListFolder | None" = None) -> Iterator["ListedFolder"]:
+        """Folder by folder, each once, several at a time. Real folders first, then linked ones: what a link leads to a
+        second time keeps its real name."""
         seen = {_identity(self.root)}
-        linked: list[str] = []
-        yield from _walk(self.root, "", seen, linked)
-        while linked:
-            linked.sort(reverse=True)
-            prefix = linked.pop()
-            folder = os.path.join(self.root, prefix)
-            if _first_visit(folder, seen):
-                yield from _walk(folder, prefix + "/", seen, linked)
+        waiting, linked = [""], list[str]()
+        with ThreadPoolExecutor(_LISTED_AT_ONCE) as pool:
+            while waiting:
+                paths = [os.path.join(self.root, prefix) for prefix in waiting]
+                several = pool.map if len(paths) > _FEW_FOLDERS else map
+                deeper: list[str] = []
+                for prefix, found in zip(waiting, several(list_folder or list_in_python, paths, waiting), strict=True):
+                    yield found
+                    linked += [prefix + name for name in found.links]
+                    deeper += [f"{name}/" for name in self._new(prefix, found.folders, seen)]
+                waiting = deeper
+                while linked and not waiting:
+                    linked.sort(reverse=True)
+                    waiting = [f"{name}/" for name in self._new("", [linked.pop()], seen)]
+
+    def _new(self, prefix: str, folders: Sequence[str], seen: set[tuple[int, int]]) -> Iterator[str]:
+        """Those of the folders that were not come to before."""
+        for name in folders:
+            identity = _identity(os.path.join(self.root, prefix + name))
+            if identity not in seen:
+                seen.add(identity)
+                yield prefix + name
+
+    def entry(self, name: str) -> Entry:
+        """Of one file, without listing the others."""
+        path = os.path.join(self.root, name)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise as_storage_error(path, error) from None
+        return Entry(name, status.st_size, file_locator(status))
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         return [self._read(wanted) for wanted in ranges]
@@ -91,11 +126,11 @@ class FolderStore:
         try:
             file = os.open(os.path.join(self.root, wanted.name), os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
-            return _as_storage_error(what, error)
+            return as_storage_error(what, error)
         try:
             return read_at(file, 0, os.fstat(file).st_size, wanted, self.root)
         except OSError as error:
-            return _as_storage_error(what, error)
+            return as_storage_error(what, error)
         finally:
             os.close(file)
 
@@ -124,7 +159,7 @@ class TarStore:
         try:
             status = os.stat(self.path)
         except OSError as error:
-            raise _as_storage_error(self.path, error) from None
+            raise as_storage_error(self.path, error) from None
         for name, (offset, byte_count) in table.items():
             yield Entry(name, byte_count, file_locator(status, b"%d %d" % (offset, byte_count)))
 
@@ -134,7 +169,7 @@ class TarStore:
             try:
                 self._file = OpenFile(self.path)  # two threads may both open it: harmless
             except OSError as error:
-                raise _as_storage_error(self.path, error) from None
+                raise as_storage_error(self.path, error) from None
         return self._file
 
     def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
@@ -147,7 +182,7 @@ class TarStore:
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            return [_as_storage_error(self.path, error) for _ in ranges]
+            return [as_storage_error(self.path, error) for _ in ranges]
         try:
             return [self._read(file, table, wanted) for wanted in ranges]
         finally:
@@ -171,7 +206,7 @@ class TarStore:
         try:
             return read_at(file, *place, wanted, self.path)
         except OSError as error:
-            return _as_storage_error(f"{self.path}: {wanted.name!r}", error)
+            return as_storage_error(f"{self.path}: {wanted.name!r}", error)
 
 
 def read_at(file: int, offset: int, object_bytes: int, wanted: Range, root: str) -> bytes | StorageError:
@@ -191,24 +226,38 @@ def read_at(file: int, offset: int, object_bytes: int, wanted: Range, root: str)
     return data
 
 
-def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], linked: list[str]) -> Iterator[Entry]:
-    waiting = [(folder, prefix)]
-    while waiting:
-        folder, prefix = waiting.pop()
-        for entry in _scan(folder):
-            name = prefix + entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if _first_visit(entry.path, seen):
-                    waiting.append((entry.path, name + "/"))
-                continue
-            try:
-                status = entry.stat()
-            except OSError:
-                continue  # a link that leads nowhere, or round and round
-            if stat.S_ISREG(status.st_mode):
-                yield Entry(name, status.st_size, file_locator(status))
-            elif stat.S_ISDIR(status.st_mode):
-                linked.append(name)
+class ListedFolder(NamedTuple):
+    """What one folder holds; links are followed, and those that lead nowhere are left out."""
+
+    names: list[str]  # of regular files, relative to the store's root
+    sizes: bytes  # an int64 each
+    locators: bytes  # LOCATOR_BYTES each
+    folders: list[str]  # their own names
+    links: list[str]  # to folders
+
+
+ListFolder = Callable[[str, str], ListedFolder]
+"""Of a path, with what its names begin with; several threads call it."""
+
+
+def list_in_python(folder: str, prefix: str) -> ListedFolder:
+    """Where nothing is compiled: data/source/listing.py has the other one."""
+    found, sizes, locators = ListedFolder([], b"", b"", [], []), list[int](), list[bytes]()
+    for entry in _scan(folder):
+        if entry.is_dir(follow_symlinks=False):
+            found.folders.append(entry.name)
+            continue
+        try:
+            status = entry.stat()
+        except OSError:
+            continue  # a link that leads nowhere, or round and round
+        if stat.S_ISREG(status.st_mode):
+            found.names.append(prefix + entry.name)
+            sizes.append(status.st_size)
+            locators.append(file_locator(status))
+        elif stat.S_ISDIR(status.st_mode):
+            found.links.append(entry.name)
+    return found._replace(sizes=array("q", sizes).tobytes(), locators=b"".join(locators))
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:
@@ -216,25 +265,18 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as found:
             return list(found)
     except OSError as error:
-        raise _as_storage_error(folder, error) from None
+        raise as_storage_error(folder, error) from None
 
 
 def _identity(folder: str) -> tuple[int, int]:
     try:
         status = os.stat(folder)
     except OSError as error:
-        raise _as_storage_error(folder, error) from None
+        raise as_storage_error(folder, error) from None
     return status.st_dev, status.st_ino
 
 
-def _first_visit(folder: str, seen: set[tuple[int, int]]) -> bool:
-    identity = _identity(folder)
-    first = identity not in seen
-    seen.add(identity)
-    return first
-
-
-def _as_storage_error(what: str, error: OSError | ValueError) -> StorageError:
+def as_storage_error(what: str, error: OSError | ValueError) -> StorageError:
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | ValueError):
         return ObjectMissing(f"{what} is not a file here any more; check the path, or index the data again")
     if isinstance(error, PermissionError):

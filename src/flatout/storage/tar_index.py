@@ -3,12 +3,16 @@
 import os
 import re
 import zlib
+from collections.abc import Callable
+from functools import partial
 
 from flatout.errors import DataError, StorageError, UserError
 
 _BLOCK = 512
 _COMPRESSED = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ\x00": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
 _PAX_RECORD = re.compile(rb"(\d{1,10}) ([^=]+)=")
+ReadAt = Callable[[int, int], bytes]
+"""Length and offset, as os.pread has them; fewer bytes at the end."""
 _MAX_EXTENSION_BYTES = 1 << 20
 """Long names and extended headers are kept in memory while they are read; no honest one comes near this."""
 
@@ -17,10 +21,15 @@ def index_tar(path: str) -> dict[str, tuple[int, int]]:
     """Name -> offset and length, regular members only; of members with one name the last counts, as tar has it."""
     try:
         with open(path, "rb", buffering=0) as file:
-            _refuse_compressed(path, os.pread(file.fileno(), 6, 0))
-            return _scan(path, file.fileno(), os.fstat(file.fileno()).st_size)
+            return scan_tar(path, partial(os.pread, file.fileno()), os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}; check the path and its permissions") from None
+
+
+def scan_tar(path: str, read: ReadAt, archive_bytes: int) -> dict[str, tuple[int, int]]:
+    """The same of any archive that can be read at offsets, such as one within another or in a bucket."""
+    _refuse_compressed(path, read(6, 0))
+    return _scan(path, read, archive_bytes)
 
 
 def _refuse_compressed(path: str, start: bytes) -> None:
@@ -31,11 +40,11 @@ def _refuse_compressed(path: str, start: bytes) -> None:
             )
 
 
-def _scan(path: str, file: int, archive_bytes: int) -> dict[str, tuple[int, int]]:
+def _scan(path: str, read: ReadAt, archive_bytes: int) -> dict[str, tuple[int, int]]:
     members: dict[str, tuple[int, int]] = {}
     extended: dict[bytes, bytes] = {}
     offset = 0
-    while len(header := os.pread(file, _BLOCK, offset)) == _BLOCK and header[0:1] + header[148:149] != b"\0\0":
+    while len(header := read(_BLOCK, offset)) == _BLOCK and header[0:1] + header[148:149] != b"\0\0":
         kind = _checked_kind(path, header, offset)
         size = _size(header, extended, kind)
         start = offset + _BLOCK
@@ -44,7 +53,7 @@ def _scan(path: str, file: int, archive_bytes: int) -> dict[str, tuple[int, int]
                 f"{path}: the member at byte {offset} ends beyond the archive's {archive_bytes} bytes; copy it again"
             )
         if kind in b"xLK":
-            extended |= _extension(path, kind, file, start, size)
+            extended |= _extension(path, kind, read, start, size)
         elif kind != b"g":
             if kind in b"0\x007S":
                 name = _safe_name(path, _name(header, extended), kind, extended)
@@ -82,12 +91,12 @@ def _size(header: bytes, extended: dict[bytes, bytes], kind: bytes) -> int:
         return -1
 
 
-def _extension(path: str, kind: bytes, file: int, start: int, size: int) -> dict[bytes, bytes]:
+def _extension(path: str, kind: bytes, read: ReadAt, start: int, size: int) -> dict[bytes, bytes]:
     if size > _MAX_EXTENSION_BYTES:
         raise StorageError(
             f"{path}: a header of {size} bytes, limit {_MAX_EXTENSION_BYTES}; make it again with: tar -cf"
         )
-    data = os.pread(file, size, start)
+    data = read(size, start)
     if kind == b"L":
         return {b"path": data.rstrip(b"\0")}
     return _pax_records(data) if kind == b"x" else {}

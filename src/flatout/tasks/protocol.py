@@ -1,14 +1,16 @@
 """What the engine needs to know about what is learned: nothing but this."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 Sums = dict[str, float]  # additive over batches and ranks; always has "samples"
 
 
 class Loss(Protocol):
-    """Entry points of flatout.losses: not read yet; a task's `loss` is where one is used today (docs/extend.md)."""
+    """One of the user's own: `train.loss: ./file.py:Name`, or an entry point of flatout.losses. A function gets
+    train.loss_options with every call; a class, which may be a module without parameters, is made with them."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """One value for each sample, so that mixing and accumulation can weigh them."""
@@ -16,7 +18,8 @@ class Loss(Protocol):
 
 
 class ValidationMetric(Protocol):
-    """Entry points of flatout.metrics: not read yet; `evaluate` and `metrics` of a task are its two halves today."""
+    """One of the user's own, made with its options: `validate.metrics: ["./file.py:Name"]`, or an entry point of
+    flatout.metrics. Its column is called `name`, or like its class."""
 
     better: str  # higher | lower
 
@@ -25,6 +28,13 @@ class ValidationMetric(Protocol):
         ...
 
     def value(self, sums: Sums) -> float: ...
+
+
+@runtime_checkable
+class TriesOut(Protocol):
+    """A task that can try user code on a made-up batch, before a run writes anything."""
+
+    def try_out(self, model: nn.Module, device: torch.device) -> None: ...
 
 
 class Task(Protocol):

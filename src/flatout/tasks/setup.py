@@ -78,7 +78,10 @@ def open_task(config: Config, run_folder: Path | None = None, rank: int = 0, wor
     """Open the dataset of the recipe's task. `run_folder` is that of a run which may go on."""
     opener = import_task(config.task)
     if config.task in TASKS:
-        return opener(config, run_folder, rank, world_size)
+        opened = opener(config, run_folder, rank, world_size)
+        if config.checkpoint.metric not in (known := (*config.spec.metrics, *opened.metrics)):
+            raise ConfigError(f"checkpoint.metric is {config.checkpoint.metric}, but there are {', '.join(known)}")
+        return opened
     with plugins.blamed(f"task is {config.task!r}"):
         opened = opener(config, run_folder, rank, world_size)
     if not isinstance(opened, TaskSetup):

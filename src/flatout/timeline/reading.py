@@ -36,6 +36,8 @@ class SpanRow(NamedTuple):
     value: float | None
     spans: int = 1
     """More than 1 where a long run summed up short spans: `seconds` is their sum, `start` that of the first."""
+    core_wait: float = 0.0
+    """Of `own`: seconds for which the thread was ready and had no core."""
 
 
 def read_spans(path: Path) -> Iterator[AttemptStart | SpanRow]:
@@ -57,7 +59,8 @@ def _parse(values: dict[str, Any]) -> AttemptStart | SpanRow:
     if value is not None and not math.isfinite(value):
         raise ValueError("not a reading")
     step, spans = int(values.get("step") or 0), int(values.get("count", 1))
-    return SpanRow(lane, str(values["name"]), step, start, seconds, own, value, spans)
+    core_wait = min(max(0.0, float(values.get("core_wait", 0.0))), max(0.0, own))
+    return SpanRow(lane, str(values["name"]), step, start, seconds, own, value, spans, core_wait)
 
 
 @dataclass(frozen=True)

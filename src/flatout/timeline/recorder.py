@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
+from flatout.timeline.core_wait import CoreWait
 from flatout.timeline.startup import process_age_seconds
 
 PARTS = (
@@ -33,6 +34,8 @@ PARTS = (
 _FLUSH_SECONDS = 1.0
 _DETAILED_LINES = 100_000  # of an attempt; after them, short spans of the same name are one line for each flush
 _SHORT_SECONDS = 0.1
+_LOOK_SECONDS = 0.0003  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
+_WAITED_SECONDS = 0.0001  # what is less is not written
 _ON_DEVICE = frozenset({"copy", "forward", "backward", "optimizer"})
 
 
@@ -82,14 +85,19 @@ class Recorder:
         self._file: IO[str] | None = None
         self._lines: deque[str] = deque()  # appended to by any thread
         self._written = 0
-        self._short: dict[str, tuple[int, float, float, float]] = {}  # count, start, seconds, own
+        self._short: dict[str, tuple[int, float, float, float, float]] = {}  # count, start, seconds, own, waited
         self._spans: dict[str, Span] = {}
         self._stack: list[tuple[str, float]] = []
         self._totals = dict.fromkeys(PARTS, 0.0)
         self._inner = [0.0]
+        self._waited = [0.0]  # of each span on the stack: seconds for which it was ready and had no core
+        self._core_wait: CoreWait | None = None
+        self._waited_before = 0.0
+        self._looked = 0.0
         self._origin = time.perf_counter()
         self._mark = self._origin
         self._flushed = self._origin
+        self._holding = False  # until it is known where the file belongs
         self.device_clock: DeviceClock | None = None
         self.device_seconds: dict[str, float] = {}
 
@@ -99,18 +107,34 @@ class Recorder:
         age_seconds = process_age_seconds() if started is None else time.perf_counter() - started
         age_seconds = max(0.0, age_seconds)
         self._origin = self._mark = time.perf_counter() - age_seconds
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            torn = _ends_in_a_torn_line(self._path)
-            self._file = self._path.open("a+", encoding="utf-8")  # read again only by follow()
-            if torn:  # by a kill: the header must not become its end
-                self._file.write("\n")
-            header: dict[str, Any] = {"attempt": self._attempt, "started_unix": time.time() - age_seconds}
-            self._file.write(json.dumps(header) + "\n")
-            self._file.flush()
+        self._open_file()
         self._stack.append(("startup", self._origin))
         self._inner.append(0.0)
+        self._waited.append(0.0)
+        self._core_wait = CoreWait()
         return self
+
+    def _open_file(self) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        torn = _ends_in_a_torn_line(self._path)
+        self._file = self._path.open("a+", encoding="utf-8")  # read again only by follow()
+        if torn:  # by a kill: the header must not become its end
+            self._file.write("\n")
+        header: dict[str, Any] = {"attempt": self._attempt, "started_unix": time.time() - self.wall_seconds()}
+        self._file.write(json.dumps(header) + "\n")
+        self._file.flush()
+
+    def hold(self) -> "Recorder":
+        """Keep lines in memory until `keep_at` says where they belong. Before `open`."""
+        self._holding = True
+        return self
+
+    def keep_at(self, path: Path, attempt: int) -> None:
+        """The file of a ledger that was held, from its start on."""
+        self._path, self._attempt, self._holding = path, attempt, False
+        self._open_file()
 
     def follow(self, path: Path) -> None:
         """To be found at `path` from now on, with what was written so far, even if the file was deleted meanwhile."""
@@ -133,6 +157,32 @@ class Recorder:
             self._spans[name] = Span(self, name)
         return self._spans[name]
 
+    def begin(self, name: str) -> None:
+        """As entering `span(name)`, for a hook whose end is another function."""
+        self._enter(name)
+
+    def end(self, at: float | None = None) -> None:
+        """The innermost span is over, now or since `at` (of time.perf_counter)."""
+        self._leave(at=at)
+
+    def switch(self, name: str, at: float | None = None) -> None:
+        """The innermost span is over, now or since `at`, and `name` began at that moment."""
+        self._leave(at=at)
+        self._stack.append((name, self._mark))
+        self._inner.append(0.0)
+        self._waited.append(0.0)
+
+    @property
+    def depth(self) -> int:
+        """Spans that are open."""
+        return len(self._stack)
+
+    @property
+    def since(self) -> float:
+        """When the innermost span began, of time.perf_counter; any thread may ask."""
+        stack = self._stack
+        return stack[-1][1] if stack else self._mark
+
     def device_wait(self) -> Span:
         """For reading a value the device still works on: the wait is shared out over the work it did."""
         return self.span("optimizer" if self.device_clock is None else "device_wait")
@@ -143,10 +193,12 @@ class Recorder:
         stack = self._stack
         return stack[-1][0] if stack else "unattributed"
 
-    def lane(self, lane: str, name: str, start: float, seconds: float) -> None:
-        """Work done in parallel from `start` (of time.perf_counter) on. Any thread may call it."""
+    def lane(self, lane: str, name: str, start: float, seconds: float, step: int | None = None) -> None:
+        """Work done in parallel from `start` (of time.perf_counter) on, by default after the step of now. Any thread
+        may call it."""
+        step = self.step if step is None else step
         self._lines.append(
-            f'{{"lane":"{lane}","name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
+            f'{{"lane":"{lane}","name":"{name}","step":{step},"start":{start - self._origin:.6f},'
             f'"seconds":{seconds:.6f}}}\n'
         )
 
@@ -170,11 +222,18 @@ class Recorder:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._core_wait is not None:
+            self._core_wait.close()
+            self._core_wait = None
 
     def _charge(self, now: float) -> None:
         owner = self._stack[-1][0] if self._stack else "unattributed"
         self._totals[owner] = self._totals.get(owner, 0.0) + now - self._mark
         self._mark = now
+        if self._core_wait is not None and now - self._looked > _LOOK_SECONDS:
+            waited = self._core_wait.seconds()
+            self._waited[-1] += waited - self._waited_before
+            self._waited_before, self._looked = waited, now
 
     def _enter(self, name: str) -> None:
         if name == "copy" and self.device_clock is not None:
@@ -183,19 +242,21 @@ class Recorder:
         self._charge(now)
         self._stack.append((name, now))
         self._inner.append(0.0)
+        self._waited.append(0.0)
 
-    def _leave(self, failed: bool = False) -> None:
+    def _leave(self, failed: bool = False, at: float | None = None) -> None:
         """`failed`: an error is on its way. The device may be what failed, and asking it would hide the cause."""
-        now = time.perf_counter()
+        now = time.perf_counter() if at is None else at
         self._charge(now)
         name, start = self._stack.pop()
         seconds = now - start
         own = seconds - self._inner.pop()
+        waited = min(self._waited.pop(), own)
         self._inner[-1] += seconds
         if name == "device_wait":
             self._split_wait(start, own, {} if failed else self._device_shares())
         else:
-            self._note(name, start, seconds, own)
+            self._note(name, start, seconds, own, waited)
             if self.device_clock is not None and name in _ON_DEVICE and not failed:
                 self.device_clock.mark(name)
         if now - self._flushed > _FLUSH_SECONDS:
@@ -219,25 +280,28 @@ class Recorder:
             self._note(name, start, part, part)
             start += part
 
-    def _note(self, name: str, start: float, seconds: float, own: float) -> None:
+    def _note(self, name: str, start: float, seconds: float, own: float, waited: float = 0.0) -> None:
         """A line for each span; in a long run, one line a second for the short spans of a name."""
         if self._written < _DETAILED_LINES or seconds >= _SHORT_SECONDS:
-            self._lines.append(self._line(name, start, seconds, own))
+            self._lines.append(self._line(name, start, seconds, own, waited))
             return
-        count, first, summed, owned = self._short.get(name, (0, start, 0.0, 0.0))
-        self._short[name] = count + 1, first, summed + seconds, owned + own
+        count, first, summed, owned, delayed = self._short.get(name, (0, start, 0.0, 0.0, 0.0))
+        self._short[name] = count + 1, first, summed + seconds, owned + own, delayed + waited
 
-    def _line(self, name: str, start: float, seconds: float, own: float, count: int = 1) -> str:
+    def _line(self, name: str, start: float, seconds: float, own: float, waited: float, count: int = 1) -> str:
         many = f',"count":{count}' if count > 1 else ""
+        queued = f',"core_wait":{waited:.6f}' if waited >= _WAITED_SECONDS else ""
         return (
             f'{{"name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
-            f'"seconds":{seconds:.6f},"own":{own:.6f}{many}}}\n'
+            f'"seconds":{seconds:.6f},"own":{own:.6f}{queued}{many}}}\n'
         )
 
     def flush(self) -> None:
         """Hand what is finished to the kernel: a kill -9 after this loses none of it."""
-        for name, (count, start, seconds, own) in self._short.items():
-            self._lines.append(self._line(name, start, seconds, own, count))
+        if self._holding:
+            return
+        for name, (count, start, seconds, own, waited) in self._short.items():
+            self._lines.append(self._line(name, start, seconds, own, waited, count))
         self._short.clear()
         waiting = [self._lines.popleft() for _ in range(len(self._lines))]
         self._written += len(waiting)

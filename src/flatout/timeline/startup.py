@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 STARTUP_PARTS = ("imports", "listing", "device", "model", "first_batch", "other")
 
 
@@ -45,4 +43,6 @@ def process_age_seconds() -> float:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):  # not Linux
+        import psutil  # a recorded script may run where it is not installed
+
         return time.time() - psutil.Process().create_time()

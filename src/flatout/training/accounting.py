@@ -75,7 +75,9 @@ class Accounting:
         if status != "running":
             self._records.stop_monitors()
         shared, seen = self._batches.shared_summary(), job.progress.samples_seen
-        summary = self._records.summarise(status, cause, self._recorder, self._stages(), seen, digest, shared)
+        summary = self._records.summarise(
+            status, cause, self._recorder, self._stages(), seen, digest, shared, job.total_steps
+        )
         if status != "running" and summary is not None:
             self._trackers.finish(summary)
 

@@ -21,6 +21,7 @@ from flatout.errors import (
     WorkerFailed,
 )
 from flatout.machine.available_memory import explain_memory
+from flatout.plugins import own_code_error
 from flatout.runs import RunDirectory
 from flatout.runs.directory import mark_failed, write_json
 from flatout.training.accounting import Accounting
@@ -115,7 +116,7 @@ class FailureHandling:
                 f"no room for the records of {self.directory.root} after step {step}: {error.strerror}; "
                 "free some space, then the same command resumes from the newest checkpoint"
             )
-        return None
+        return own_code_error(error)
 
     def _home_is_gone(self) -> str:
         """A record found no directory between two checkpoints."""

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from flatout.runs.directory import mark_ended, mark_failed
 from flatout.training.stopping import signal_name, stop_signals
 
 _RESUMES = "the same command resumes from the newest checkpoint"
+_MEET_SECONDS = 60
 _SAVE_SECONDS = 60  # from SIGTERM to the end of the checkpoint; then a rank is killed
 
 
@@ -36,15 +38,19 @@ def launch_ranks(module: str, config: Config, ranks: int, directory: RunDirector
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from flatout.engine.parallel.group import loopback_store
+
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # ranks say themselves why they end
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else the launcher warns; ranks set their threads themselves
+    store = loopback_store(0, timedelta(seconds=_MEET_SECONDS))  # before the launcher makes one for every interface
     launch = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
+        rdzv_backend="static",  # one machine: nobody to wait for, and no second store
+        rdzv_endpoint=f"127.0.0.1:{store.port}",
+        rdzv_configs={"rank": 0, "timeout": _MEET_SECONDS},
         run_id="flatout",
         local_addr="127.0.0.1",
         max_restarts=config.parallel.max_restarts,

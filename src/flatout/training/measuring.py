@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,6 +17,7 @@ import torch
 from flatout.config.loading import load_config
 from flatout.data.batch import AnyBatch, BatchSource, Failure, LoadStats
 from flatout.decisions import Change, Choice
+from flatout.decisions.caching import FILLING, KEPT, OFF
 from flatout.decisions.loading import DataDecisions
 from flatout.engine.device_clock import clock_for
 from flatout.engine.devices import Device
@@ -29,6 +32,7 @@ from flatout.training.setup import Setup, prepare_compute, prepare_setup
 _FOREVER = 10**6
 _WARM_UP_STEPS = 3
 _LEAST_STEPS = 8
+_MOST_COLD = 4.0  # times the seconds asked for: how long an epoch that fills a cache is waited for
 _START_SECONDS = 180.0  # import, listing and building on a slow machine
 
 
@@ -46,10 +50,30 @@ class Measured:
     decided: DataDecisions | None = None
     memory_peak_bytes: float | None = None
     failed: str | None = None
+    cold_step_seconds: tuple[float, ...] = ()
+    """Of the first epoch where it fills a cache; `step_seconds` are then those of later ones, if any was reached."""
+    setup_seconds: float = 0.0
+    """From the start to the first step, without imports."""
+    val_samples: int = 0
 
     @property
     def step(self) -> float:
         return statistics.fmean(self.step_seconds)
+
+    @property
+    def cold_step(self) -> float:
+        """Of the first epoch."""
+        return statistics.fmean(self.cold_step_seconds or self.step_seconds)
+
+    @property
+    def warm_step(self) -> float:
+        """Of later epochs. Where none was reached in time: what the loader found that kept samples take, of what
+        filling takes, and never below what the step takes besides waiting."""
+        choice = self.decided.cache if self.decided is not None else None
+        if self.step_seconds != self.cold_step_seconds or choice is None or not choice.is_measured:
+            return self.step
+        own = self.step - statistics.fmean(self.wait_seconds)
+        return max(own, self.step * choice.seconds(KEPT) / choice.seconds(FILLING))
 
     @property
     def samples_per_second(self) -> float:
@@ -86,6 +110,7 @@ class OneBatch:
 
 def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:
     """Train scratch weights for `seconds` and say how long the steps took; `synthetic` leaves loading out."""
+    began = time.perf_counter()
     endless: dict[str, Any] = {
         "train.epochs": _FOREVER,
         "train.max_steps": None,
@@ -102,12 +127,17 @@ def measure(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) 
     learner = build_learner(setup.task, setup.config, setup.device)
     data, opened, kind = setup.config.data, setup.opened, setup.device.kind
     workers = Choice(0, "batches are not loaded") if synthetic else opened.choose_workers(data, kind, opened.plan)
-    loader = opened.open_source(opened.plan, data, workers, device_kind=kind)
+    epochs = load_config(recipe).config.train.epochs  # a cache must pay in those of the run, not in endless ones
+    loader = opened.open_source(opened.plan, data, workers, device_kind=kind, epochs=epochs)
     with closing(loader):
         source: BatchSource = loader
         if synthetic:
             source = OneBatch(next(iter(loader.epoch(0))), loader.batches_per_epoch)
-        return replace(_steps(setup, learner, source, loader.stages, seconds), decided=loader.decided)
+        decided, set_up = loader.decided, time.perf_counter() - began
+        fills = not synthetic and decided is not None and decided.cache is not None and decided.cache.value != OFF
+        found = _steps(setup, learner, source, loader.stages, seconds, fills)
+        held_out = 0 if setup.dataset.val is None else len(setup.dataset.val)
+        return replace(found, decided=decided, setup_seconds=set_up, val_samples=held_out)
 
 
 class _Window:
@@ -143,7 +173,11 @@ class _Window:
         self.stages = LoadStats(**gone)
 
 
-def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: LoadStats, seconds: float) -> Measured:
+def _steps(
+    setup: Setup, learner: Learner, source: BatchSource, stages: LoadStats, seconds: float, fills: bool = False
+) -> Measured:
+    """`fills`: the first epoch keeps what later ones find. Its steps are kept apart, and steps go on until a few of a
+    later epoch are among them, for a while."""
     recorder = Recorder(None)
     recorder.device_clock = clock_for(setup.device)
     window = _Window(setup.device, recorder, stages)
@@ -151,6 +185,9 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: LoadStat
 
     def over() -> str | None:
         if len(records) < _LEAST_STEPS or not window.is_over(seconds):
+            return None
+        warm = sum(each.epoch > 0 for each in records)
+        if fills and warm < _LEAST_STEPS and not window.is_over(_MOST_COLD * seconds):
             return None
         window.end()  # before the loop saves what nobody keeps
         return "measured"
@@ -180,16 +217,27 @@ def _steps(setup: Setup, learner: Learner, source: BatchSource, stages: LoadStat
     batch = statistics.fmean(each.samples for each in full)
     if setup.config.spec.batch_unit == "tokens":  # their samples differ from batch to batch: a few steps say little
         full, batch = records, source.samples / source.batches_per_epoch
+    cold = tuple(each.step_seconds + queued for each in full if fills and each.epoch == 0)
+    warm = [each for each in full if each.epoch > 0] if fills else full
     return Measured(
         batch,
-        tuple(each.step_seconds + queued for each in full),
-        tuple(each.data_wait_seconds for each in full),
+        tuple(each.step_seconds + queued for each in warm) or cold,
+        tuple(each.data_wait_seconds for each in warm or full),
         window.parts,
         window.stages,
         sum(each.samples for each in records),
         len(setup.dataset.train),
         memory_peak_bytes=setup.device.memory_peak_bytes(),
+        cold_step_seconds=cold,
     )
+
+
+def import_seconds() -> float:
+    """What a training takes before its first line: interpreter and imports, in a process of their own."""
+    started = time.perf_counter()
+    imports = [sys.executable, "-c", "import flatout.commands.train"]
+    done = subprocess.run(imports, check=False, capture_output=True, timeout=_START_SECONDS)
+    return time.perf_counter() - started if done.returncode == 0 else 0.0
 
 
 def measure_apart(recipe: Mapping[str, Any], seconds: float, synthetic: bool = False) -> Measured:

@@ -71,6 +71,7 @@ class SystemRecords:
         self._lock = threading.Lock()  # rows come from the monitor's thread
         self._monitor: Monitor | None = None
         self.rank_interface: str | None = None  # that leads to the other ranks, where there are any
+        self.near_pids: tuple[int, ...] = ()  # ranks on this machine
 
     def start(self, clock: Callable[[], float], note: Callable[[str], None]) -> None:
         interval = self._config.monitor.interval_seconds
@@ -137,7 +138,7 @@ class SystemRecords:
         held = cache_folder() if is_url(data) else Path(os.path.expanduser(data))  # remote data is staged there
         folders = {"data": held, "run": self._directory.root}
         readers: dict[str, Callable[[], SystemReader]] = {
-            "cpu": lambda: CpuReader(tree, limits),
+            "cpu": lambda: CpuReader(ProcessTree(*self.near_pids) if len(self.near_pids) > 1 else tree, limits),
             "memory": lambda: MemoryReader(tree, limits),
             "disk": lambda: DiskReader(folders),
             "net": lambda: NetReader(self.interface().value),

@@ -81,11 +81,13 @@ class RunRecords:
         interface: str | None,
         clock: Callable[[], float],
         say: Callable[[str], None],
+        near_pids: Sequence[int] = (),
     ) -> None:
         """Before the first step. `interface` leads to the other ranks, where there are any; `clock` is this attempt's,
-        in seconds."""
+        in seconds; `near_pids` are the ranks on this machine, whose CPU time is this run's."""
         self._optimizer = dict(optimizer)
         self._system.rank_interface = interface
+        self._system.near_pids = tuple(near_pids)
         self._system.start(clock, say)
 
     def accept_data_changes(self, changes: Sequence[str]) -> None:
@@ -115,7 +117,9 @@ class RunRecords:
         if not self._stepped:
             self._stepped = True
             self._startup.add("first_batch", record.data_wait_seconds)
-        self._steps.append({"attempt": self.attempt, **vars(record)})  # asdict costs more than all the rest
+        row = {"attempt": self.attempt, **vars(record)}  # asdict costs more than all the rest
+        row |= row.pop("group_rates")
+        self._steps.append(row)
         if self._earlier_steps is not None:
             self._earlier_steps.drop_from(record.step)
             self._totals, self._earlier_steps = StepTotals(self._earlier_steps), None
@@ -149,6 +153,7 @@ class RunRecords:
         samples_seen: int,
         state_digest: str | None = None,
         shared: Mapping[str, Any] | None = None,
+        total_steps: int | None = None,
     ) -> dict[str, Any]:
         """Write summary.json from what is recorded so far; what this run cannot measure is null.
 
@@ -177,6 +182,7 @@ class RunRecords:
             "state_digest": state_digest,
             "attempts": self.attempt,
             "samples_seen": samples_seen,
+            "total_steps": total_steps,
             "accuracy": accuracy(self._epoch_rows, metric.name, metric.higher_is_better),
             "convergence": self._convergence(metric),
             "learning_rate": {"schedule": self._schedule},

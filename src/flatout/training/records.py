@@ -24,7 +24,12 @@ class OtherRankRecords:
         self._gpu = gpu
 
     def begin(
-        self, optimizer: object, interface: object, clock: Callable[[], float], say: Callable[[str], None]
+        self,
+        optimizer: object,
+        interface: object,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        near_pids: object = (),
     ) -> None:
         self._gpu.start(clock, say)
 

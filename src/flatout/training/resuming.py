@@ -38,6 +38,7 @@ class Resumed:
     global_batch: int | None = None
     classes: tuple[str, ...] | None = None  # in the order of their labels; None for a checkpoint that does not say
     notes: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)  # of the user's own code
 
 
 def precision_so_far(directory: RunDirectory) -> str | None:
@@ -72,6 +73,7 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
         _global_batch(found.state, previous),
         tuple(found.state["classes"]) if "classes" in found.state else None,
         tuple(notes),
+        {str(key): str(value) for key, value in (found.state.get("sources") or {}).items()},
     )
 
 

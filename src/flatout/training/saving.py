@@ -39,6 +39,7 @@ class Saving:
         identity: RunIdentity,
         decided: DecisionRecords,
         say: Callable[[str], None],
+        sources: Mapping[str, str],
     ) -> None:
         self.failed_saves = 0  # since the last that succeeded
         self.lost_home: str | None = None  # why this run ends as soon as its weights are saved
@@ -51,6 +52,7 @@ class Saving:
         self._recorder = recorder
         self._identity = identity
         self._say = say
+        self._sources = dict(sources)
 
     def require_space(self) -> None:
         """Before the first step: room for two checkpoints; the optimizer may still grow to twice the weights."""
@@ -92,6 +94,7 @@ class Saving:
             "classes": list(dataset.classes),  # in the order of their labels: what the outputs mean
             "attempt": self._records.attempt,
             "global_batch": self._setup.opened.global_batch,
+            "sources": self._sources,
         }
         self._identity.save()
         try:

@@ -10,6 +10,7 @@ from flatout.config.tasks import metric_named
 from flatout.decisions import Choice, Resolved
 from flatout.decisions.compute import choose_precision
 from flatout.decisions.loading import DataDecisions
+from flatout.decisions.speedups import speedup_notes
 from flatout.diagnosis.live import LiveHint
 from flatout.engine.cuda_defaults import say_arithmetic
 from flatout.engine.device_clock import clock_for
@@ -21,6 +22,7 @@ from flatout.engine.parallel.joining import chosen_interface, own_place
 from flatout.engine.progress import EpochRecord, Progress, StepRecord
 from flatout.errors import EndedBySomeRank, FlatoutError, Interrupted, NoSpace, RunFailed
 from flatout.machine.available_memory import require_memory, tightest_limit
+from flatout.machine.processes import own_identity
 from flatout.runs import RunDirectory
 from flatout.runs.directory import mark_failed
 from flatout.timeline import Recorder
@@ -31,11 +33,12 @@ from flatout.training.decided import ONE_PROCESS, DecisionRecords, resolve
 from flatout.training.display import Display, RunLog, step_figures
 from flatout.training.failures import FailureHandling
 from flatout.training.link_preflight import look_at_link
+from flatout.training.own_sources import agreed_sources, changes
 from flatout.training.rank_state import restore_own
 from flatout.training.records import open_records
 from flatout.training.resuming import Resumed, broadcast_resume_point, check_compatible, find_resume_point
 from flatout.training.saving import Saving, weight_bytes
-from flatout.training.setup import Setup, memory_explained, restore
+from flatout.training.setup import Setup, first_weights, memory_explained, restore
 from flatout.training.sharing import RunBatches
 from flatout.training.stopping import StopSignals, is_interruption, stop_reason
 from flatout.training.trackers import TrackedAttempt, Trackers
@@ -71,8 +74,18 @@ class Session:
         self._batches = RunBatches(setup)
         self._trackers = Trackers(setup.config.trackers if ranks.rank == 0 else [], self._say)
         self._identity = RunIdentity(directory.root, setup.dataset)
+        self._sources = agreed_sources(setup.config, ranks)
         self._saving = Saving(
-            setup, learner, directory, ranks, self._records, self._recorder, self._identity, self._decided, self._say
+            setup,
+            learner,
+            directory,
+            ranks,
+            self._records,
+            self._recorder,
+            self._identity,
+            self._decided,
+            self._say,
+            self._sources,
         )
         self._accounting = Accounting(
             setup, ranks, self._records, self._recorder, self._batches, self._identity, self._trackers
@@ -94,6 +107,7 @@ class Session:
             return
         restored = ranks.together(lambda: self._restore(resumed, warm_start))
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
+        restored += speedup_notes(config)
         for note in (*self._setup.dataset.notes, *self._setup.opened.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
         self._begin_records(resumed.progress)
@@ -143,11 +157,12 @@ class Session:
             found, config, opened.dataset, accept_changed_data, opened.global_batch, differences
         )
         self._records.accept_data_changes(accepted)
-        return found, [*accepted, *self._identity.notes(found.tensors is not None, differences)]
+        code = changes(found.sources, self._sources)
+        return found, [*accepted, *self._identity.notes(found.tensors is not None, differences), *code]
 
     def _restore(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
         with memory_explained(self._setup.config):
-            notes = restore(self._learner, resumed, warm_start)
+            notes = restore(self._setup, self._learner, resumed, first_weights(self._setup.config, warm_start))
         self._saving.require_space()
         if self._setup.device.kind == "cpu":
             require_memory(2 * weight_bytes(self._learner), self._setup.config.model.name, tightest_limit())
@@ -155,7 +170,9 @@ class Session:
 
     def _begin_records(self, progress: Progress) -> None:
         optimizer, clock = describe_optimizer(self._learner.optimizer), self._recorder.wall_seconds
-        self._records.begin(optimizer, self._ranks.interface, clock, self._say)
+        place, _ = own_identity()
+        near = [pid for where, pid in self._ranks.group.gather(own_identity()) if where == place]
+        self._records.begin(optimizer, self._ranks.interface, clock, self._say, near)
         if self._ranks.rank == 0:
             self._saving.write_facts()
             self._trackers.start(
@@ -172,7 +189,8 @@ class Session:
     def _job(self, progress: Progress) -> Job:
         setup, config, opened = self._setup, self._setup.config, self._setup.opened
         workers = opened.choose_workers(config.data, setup.device.kind, opened.plan)
-        epochs = math.ceil((setup.total_steps - progress.step) / opened.plan.batches_per_epoch)
+        left = math.ceil((setup.total_steps - progress.step) / opened.plan.batches_per_epoch)
+        epochs = max(1, min(left, config.epochs_to_train - progress.epoch))
         self._batches.open_train(workers, epochs, self._recorder, self._directory.root)
         source = self._batches.source
         if self._ranks.rank == 0 and source.decided is not None:

@@ -8,22 +8,24 @@ from pathlib import Path
 import torch
 
 from flatout.config.schema import Config
+from flatout.config.tasks import DEFAULT_TASK
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.data.batch import AnyDataset
 from flatout.decisions import Choice
 from flatout.decisions.compute import choose_precision, choose_threads
-from flatout.engine import checkpoint
 from flatout.engine.cuda_defaults import prepare_cuda, with_precision
 from flatout.engine.devices import Device, choose_device, keep_freed_memory
-from flatout.engine.learner import Learner, build_learner, load_weights
+from flatout.engine.learner import Learner, build_learner
 from flatout.engine.parallel import Parallel, SingleProcess
+from flatout.engine.parameters import trained_share
 from flatout.engine.schedules import describe, scaled_rate, warmup_steps
+from flatout.engine.weights import load_weights
 from flatout.errors import ConfigError, RunFailed
 from flatout.machine.available_memory import explain_memory
 from flatout.machine.budgets import usable_cores
 from flatout.runs import RunDirectory
-from flatout.tasks.protocol import Task
-from flatout.tasks.setup import AnyPlan, TaskSetup, import_task
+from flatout.tasks.protocol import Task, TriesOut
+from flatout.tasks.setup import AnyPlan, TaskSetup, import_task, open_task
 from flatout.timeline.startup import StartupClock
 from flatout.training.monitoring import check_interface
 from flatout.training.resuming import Resumed, precision_so_far
@@ -60,7 +62,9 @@ class Setup:
         train = self.config.train
         warmup = warmup_steps(train, self.plan.batches_per_epoch)
         peak = self.peak_rate(world_size)
-        return describe(train.schedule, self.total_steps, peak, warmup, train.milestones, train.gamma)
+        return describe(
+            train.schedule, self.total_steps, peak, warmup, train.milestones, train.gamma, train.schedule_options
+        )
 
 
 def prepare_setup(
@@ -79,12 +83,14 @@ def prepare_setup(
     config = with_precision(config, choose_precision(config, device.facts).value)
     check_interface(config)
     hourly_rate_usd(config.cost, load_catalogue(config.cost.prices))  # an unknown instance is found here
-    open_own_task = import_task(config.task)  # before the clock of the listing runs
+    import_task(config.task)  # before the clock of the listing runs
     with startup.part("listing"):
-        opened = open_own_task(config, run_folder, ranks.rank, ranks.world_size)
+        opened = open_task(config, run_folder, ranks.rank, ranks.world_size)
     total = config.train.epochs * opened.plan.batches_per_epoch
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
-    return Setup(config, device, opened, total)
+    setup = Setup(config, device, opened, total)
+    setup.schedule(ranks.world_size)  # one of the user's own may be wrong
+    return setup
 
 
 def run_precision(config: Config, directory: RunDirectory, begins: bool) -> Choice[str]:
@@ -114,32 +120,50 @@ def compute_threads(config: Config, device_kind: str) -> int:
     return choose_threads(config.threads, device_kind, usable_cores()).value
 
 
-def new_learner(setup: Setup, warm_start: str | Path | None) -> Learner:
-    """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here."""
-    if warm_start is not None and setup.device.kind == "emulated":
+def new_learner(setup: Setup, weights: str | Path | None) -> Learner:
+    """Built before a file is touched: an unknown model, a precision or weights that do not fit are found here.
+
+    `weights` are those to begin with, where a run begins (`first_weights`).
+    """
+    if weights is not None and setup.device.kind == "emulated":
         raise ConfigError("--warm-start takes trained weights but device is emulated, which has none; leave one out")
     prepare_compute(setup.config, setup.device)
     learner = build_learner(setup.task, setup.config, setup.device)
-    if warm_start is not None:
-        _start_warm(learner, warm_start)
+    if isinstance(setup.task, TriesOut) and setup.config.task == DEFAULT_TASK:
+        setup.task.try_out(learner.model, setup.device.torch)
+    if weights is not None:
+        _start_warm(setup, learner, weights)
     return learner
 
 
-def restore(learner: Learner, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
-    """Give the learner the state of the checkpoint, or a warm start's weights; notes for the log."""
+def first_weights(config: Config, warm_start: str | Path | None) -> str | Path | None:
+    """Where a run that begins has its weights from; None for random ones."""
+    if warm_start is not None and config.model.weights is not None:
+        raise ConfigError(
+            f"--warm-start is {warm_start} and model.weights is {config.model.weights}: both give the first weights; "
+            "keep one"
+        )
+    return config.model.weights if warm_start is None else warm_start
+
+
+def restore(setup: Setup, learner: Learner, resumed: Resumed, weights: str | Path | None) -> list[str]:
+    """Give the learner the state of the checkpoint, or the weights to begin with; notes for the log."""
+    frozen = _frozen_note(learner)
     if resumed.tensors is not None:
         learner.precision.load_scalars(resumed.precision)
-        return learner.load(resumed.tensors)
-    if warm_start is not None:
-        _start_warm(learner, warm_start)
-        return [f"weights from {warm_start}; optimizer and schedule start anew"]
-    return []
+        return [*learner.load(resumed.tensors), *frozen]
+    return [*(_start_warm(setup, learner, weights) if weights is not None else ()), *frozen]
 
 
-def _start_warm(learner: Learner, weights: str | Path) -> None:
-    load_weights(learner.model, checkpoint.load_tensors(Path(weights)))
-    if learner.ema is not None:
-        learner.ema = learner.ema.start(learner.model, learner.ema.decay)  # not an average with the random weights
+def _start_warm(setup: Setup, learner: Learner, weights: str | Path) -> tuple[str, ...]:
+    report = load_weights(learner.model, str(weights), setup.dataset.classes, setup.config.model.name)
+    learner.restart_averages()  # none with the random weights
+    return report.notes
+
+
+def _frozen_note(learner: Learner) -> list[str]:
+    trained, whole = trained_share(learner.model)
+    return [] if trained == whole else [f"model.freeze: {trained:,} of {whole:,} parameters are trained"]
 
 
 @contextmanager

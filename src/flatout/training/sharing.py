@@ -48,7 +48,7 @@ class RunBatches:
             config.data,
             workers,
             kind,
-            epochs=config.train.epochs,
+            epochs=config.epochs_to_train,
             order_file=run / "shared_order.json",
             recorder=recorder,
         )

@@ -23,11 +23,12 @@ def shipped(peer: str, rates: list[float], notes: str = "", total: float = 3.0) 
     ]  # fmt: skip
 
 
-def warm(peer: str, rates: list[float], kind: str = "jpeg") -> list[dict[str, Any]]:
+def best(peer: str, rates: list[float], from_opening: list[float], kind: str = "jpeg") -> list[dict[str, Any]]:
+    """Its warm rate, and that of its first epoch with the opening."""
     return [
         {"peer": peer, "task": "rrc224", "output": "uint8", "mode": "window", "kind": kind, "round": number,
-         "images_per_second": rate}
-        for number, rate in enumerate(rates, 1)
+         "images_per_second": rate, "opening_per_second": opening}
+        for number, (rate, opening) in enumerate(zip(rates, from_opening, strict=True), 1)
     ]  # fmt: skip
 
 
@@ -59,12 +60,27 @@ def test_the_whole_of_three_epochs() -> None:
     assert found.cells[-1].startswith("**no**")
 
 
-def test_ready_made_pixels_are_no_peer() -> None:
-    results = (
-        shipped("default", [100.0]) + warm("plain", [25.0]) + warm("dali", [40.0]) + warm("gather", [9e9], "ready-made")
+def test_epoch_0_from_opening_beside_peers_from_opening_and_warm() -> None:
+    results = shipped("default", [100.0]) + best("plain", [25.0], [20.0]) + best("gather", [9e9], [9e9], "ready-made")
+    results += best("dali", [50.0], [30.0]) + best("handtuned", [40.0], [40.0])  # best of the warm, best from opening
+    ours = "224: default, epoch 0 from opening, over the"
+    for item, title, over_best, over_plain in (
+        ("2", "epoch 0 from opening too", 2.5, 5.0),
+        ("2, stricter", "already open and warm", 2.0, 4.0),
+    ):
+        found = demand(results, f"{ours} best peer at its best, {title}")
+        assert (found.item, found.asked, found.ratios) == (item, 2.0, pytest.approx((over_best,)))
+        found = demand(results, f"{ours} plain DataLoader of 2 workers, {title}")
+        assert (found.item, found.asked, found.ratios) == (item, 3.5, pytest.approx((over_plain,)))
+
+
+def test_a_peer_with_one_turn_is_compared_in_its_round() -> None:
+    results = shipped("default", [100.0, 80.0, 60.0]) + best("plain", [10.0] * 3, [10.0] * 3)
+    (once,) = best("spdl", [40.0], [40.0])
+    found = demand(
+        [*results, once | {"round": 2}], "224: default, epoch 0 from opening, over the best peer at its best, epo"
     )
-    assert demand(results, "224: default, epoch 0, over the best peer").ratios == pytest.approx((2.5,))
-    assert demand(results, "224: default, epoch 0, over the plain DataLoader").ratios == pytest.approx((4.0,))
+    assert found.ratios == pytest.approx((2.0,))
 
 
 def test_what_was_not_measured_is_said() -> None:

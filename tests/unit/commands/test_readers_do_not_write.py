@@ -116,6 +116,13 @@ def test_a_command_writes_the_file_it_is_there_for_and_no_other(run: Path, write
     assert after == before
 
 
+def test_a_library_call_changes_nothing(run: Path) -> None:
+    before = digest(run)
+    assert explain(run).verdict
+    assert explain(read_run(run)).verdict
+    assert digest(run) == before
+
+
 def test_a_killed_run_has_its_cost_whoever_reads_it(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "running")
     summary = read_run(tmp_path / "run").summary

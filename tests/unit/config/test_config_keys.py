@@ -37,10 +37,10 @@ def refused(recipe: dict[str, Any], overrides: dict[str, Any] | None = None) -> 
         ({"validate_": {}}, "unknown key validate_; did you mean validate?"),
         (
             {"model": {"pretrained": True}},
-            "unknown key model.pretrained: weights are not downloaded yet; to start from",
+            "unknown key model.pretrained: model.weights says where weights come from",
         ),
-        ({"train": {"freeze": "layer1"}}, "unknown key train.freeze: freezing layers is not supported yet"),
-        ({"frobnicate": 1}, "unknown key frobnicate; known keys here: name, task, device"),
+        ({"train": {"freeze": "layer1"}}, "unknown key train.freeze; did you mean model.freeze?"),
+        ({"frobnicate": 1}, "unknown key frobnicate; known keys here: name, task, task_options, device"),
         ({"data": {"zzz": 1}}, "unknown key data.zzz; known keys here: path, view, eval_view"),
     ],
 )

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.data.pixels import draws
-from flatout.data.pixels.draws import draw, draw_mix, fast_uniforms
+from flatout.data.pixels.draws import FLIP, alternate_flips, draw, draw_mix, fast_uniforms
 from flatout.data.pixels.views import SHIPPED, View
+from flatout.errors import ConfigError
 from flatout.sampling import epoch_order, uniforms
 
 some = settings(max_examples=25, deadline=None)  # a loaded machine is no failure
@@ -204,3 +205,33 @@ def test_random_numbers_are_those_of_the_sampling_room(count: int) -> None:
 @given(st.integers(0, 3000), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
 def test_the_compiled_generator_gives_the_same_order(samples: int, seed: int, epoch: int) -> None:
     assert np.array_equal(epoch_order(samples, seed, epoch, fast_uniforms), epoch_order(samples, seed, epoch))
+
+
+def test_alternate_flips_begin_as_chance_does_and_turn_round_in_every_epoch() -> None:
+    by_chance, turns = SHIPPED["train-64"], replace(SHIPPED["train-64"], alternate_flip=True)
+    first, second, third = (draw(turns, 7, epoch, MANY).geometry for epoch in (0, 1, 2))
+    assert np.array_equal(first, draw(by_chance, 7, 0, MANY).geometry)
+    assert np.array_equal(second[:, FLIP], 1 - first[:, FLIP])
+    assert np.array_equal(third[:, FLIP], first[:, FLIP])
+    others = [column for column in range(first.shape[1]) if column != FLIP]
+    assert np.array_equal(second[:, others], draw(by_chance, 7, 1, MANY).geometry[:, others])  # crops are as before
+    assert 0.45 < first[:, FLIP].mean() < 0.55
+    assert not np.array_equal(alternate_flips(8, 0, MANY), alternate_flips(7, 0, MANY))
+
+
+@some
+@given(
+    st.lists(st.integers(0, 2**40), min_size=2, max_size=9, unique=True), st.integers(0, 2**63 - 1), st.integers(0, 99)
+)
+def test_an_alternate_flip_is_a_function_of_seed_epoch_and_sample(ids: list[int], seed: int, epoch: int) -> None:
+    together = alternate_flips(seed, epoch, np.array(ids))
+    alone = [bool(alternate_flips(seed, epoch, np.array([each]))[0]) for each in ids]
+    assert together.tolist() == alone
+
+
+def test_alternate_flips_need_a_fair_coin_and_change_the_digest() -> None:
+    plain, turns = SHIPPED["train-64"], replace(SHIPPED["train-64"], alternate_flip=True)
+    assert turns.digest() != plain.digest()
+    assert turns.random
+    with pytest.raises(ConfigError, match=r"alternate_flip but flip: 0\.3.*flip: 0\.5"):
+        replace(plain, flip=0.3, alternate_flip=True)

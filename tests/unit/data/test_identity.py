@@ -26,7 +26,6 @@ from flatout.data.source import identity
 from flatout.data.source.dataset import Dataset, Split
 from flatout.data.source.pack import PackIndex, encode_index
 from flatout.data.source.pack_writer import PackOptions, write_pack
-from flatout.data.source.readers import look_at_files
 from flatout.errors import DataChanged, DataError, TooManyQuarantined
 from flatout.service.protocol.specs import content_digest, describe, stream_name
 from flatout.storage.local import FolderStore
@@ -279,30 +278,11 @@ def test_every_way_to_read_gives_the_same_digests(
 
 
 @pytest.mark.skipif(native is None, reason="needs the compiled decoder")
-def test_the_compiled_look_at_files_is_that_of_the_listing(twins: tuple[Path, Path]) -> None:
-    split = opened(twins[0]).train
-    sizes, locators = look_at_files(FolderStore(str(twins[0])), split.names)
-    assert np.array_equal(sizes, split.lengths)
-    assert np.array_equal(locators, split.known_locators())
-
-
-@pytest.mark.skipif(native is None, reason="needs the compiled decoder")
-def test_the_compiled_calls_refuse_arrays_that_do_not_fit(twins: tuple[Path, Path]) -> None:
+def test_the_compiled_call_refuses_digests_that_do_not_fit() -> None:
     assert native is not None
-    folder, sizes, locators = FolderStore(str(twins[0])).folder(), np.zeros(1, np.int64), np.zeros((1, 16), np.uint8)
-    first = np.zeros(1, np.int64)
-    assert native.locate_files(folder, b"nowhere\0", first, sizes, locators) == 1
-    assert native.locate_files(folder, b"train\0", np.array([99]), sizes, locators) == 1  # outside the names: no file
-    for names, offsets, out in (
-        (b"open end", first, locators),
-        (b"a\0", first, locators[:, 1:]),
-        (b"", first, locators),
-    ):
-        with pytest.raises(ValueError, match=r"expected|must be"):
-            native.locate_files(folder, names, offsets, sizes, np.ascontiguousarray(out))
-    geometry, status = np.zeros((0, 27)), np.zeros(0, np.int32)
+    geometry, status, digests = np.zeros((0, 27)), np.zeros(0, np.int32), np.zeros((1, 16), np.uint8)
     with pytest.raises(ValueError, match="digests has 16 items, expected 0"):
-        native.load_slice([], None, geometry, 8, 0, np.zeros(0, np.uint8), status, None, False, locators)
+        native.load_slice([], None, geometry, 8, 0, np.zeros(0, np.uint8), status, None, False, digests)
 
 
 def test_worker_processes_hand_their_digests_over(twins: tuple[Path, Path]) -> None:

@@ -228,8 +228,7 @@ def test_an_empty_class_is_named(tmp_path: Path) -> None:
         ([], "found nothing"),
         (["readme.txt"], "found 1 file (1 .txt), such as 'readme.txt'"),
         (["train/1.jpg", "train/2.jpg"], "found 2 files (2 .jpg), such as 'train/1.jpg'"),
-        (["data/0.parquet"], "found 1 file (1 .parquet), such as 'data/0.parquet'"),
-        (["train/data/0.parquet"], "found 1 file (1 .parquet), such as 'train/data/0.parquet'"),
+        (["data/0.zip"], "found 1 file (1 .zip), such as 'data/0.zip'"),
         (["runs/mine/lock"], "found nothing"),
     ],
 )
@@ -241,7 +240,7 @@ def test_a_folder_without_samples_is_refused_with_what_is_in_it(tmp_path: Path, 
 
 def test_a_table_beside_the_only_folder_of_images_is_named(tmp_path: Path) -> None:
     files = {"labels.csv": b"x", **{f"images/{number}.jpg": b"x" for number in range(9)}}
-    with pytest.raises(DataError, match=r"holds 'labels\.csv' and one folder of images, 'images': labels are not read"):
+    with pytest.raises(DataError, match=r"holds 'labels\.csv' and one folder of images, 'images': a table of labels"):
         opened(write_files(tmp_path, files))
 
 

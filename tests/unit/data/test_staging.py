@@ -310,7 +310,7 @@ def test_a_loader_gives_its_stage_back(root: Path, cache: Path) -> None:
     assert isinstance(split.reader, ObjectReader)
     recipe = BatchPlan(split, SHIPPED["train-64"], seed=0, batch_size=4)
     for _ in range(2):
-        with open_loader(recipe, DataConfig(cache="off"), workers=2) as loader:
+        with open_loader(recipe, DataConfig(cache="off", worker_kind="thread"), workers=2) as loader:
             assert loader.notes[0].startswith("stage: ")
             assert "off" not in loader.notes[0]
             assert len(list(loader.epoch(0))) == 5

@@ -207,7 +207,7 @@ def test_the_cache_of_limited_data_does_not_outlive_a_shift_of_rows(tmp_path: Pa
 
 
 def epochs(split: Split, count: int = 3, **data: Any) -> tuple[list[bytes], Any]:
-    with open_loader(recipe(split), DataConfig(stage="off", **data), workers=2) as loader:
+    with open_loader(recipe(split), DataConfig(stage="off", worker_kind="thread", **data), workers=2) as loader:
         batches = [batch.images.numpy().tobytes() for epoch in range(count) for batch in loader.epoch(epoch)]
         return batches, loader
 

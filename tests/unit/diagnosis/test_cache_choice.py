@@ -8,7 +8,7 @@ from test_what_if import JOB
 
 from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
-from flatout.diagnosis.rules import cold_epoch, decode_bound, memory_cache
+from flatout.diagnosis.rules import cold_epoch, decode_bound
 from flatout.diagnosis.verdict import explain_signals
 from flatout.diagnosis.what_if import cache_break_even, predict
 
@@ -51,10 +51,9 @@ def test_a_declined_cache_is_not_advised(data_cache: str) -> None:
 def test_a_cache_that_the_recipe_switched_off_is_advised() -> None:
     off = replace(DECLINED, wanted="off", reason="off (data.cache)", fits=None)
     starved = signals(workers=8, steps=STARVED, decode_seconds=2.4 * len(STARVED), cache="off", cache_choice=off)
-    for rule in (decode_bound, memory_cache):
-        found = rule.find(starved)
-        assert found is not None
-        assert "data.cache" in found.fix.changes
+    found = decode_bound.find(starved)
+    assert found is not None
+    assert "data.cache" in found.fix.changes
 
 
 def test_a_cold_epoch_is_no_reason_for_a_cache_that_does_not_pay() -> None:
@@ -139,3 +138,13 @@ def test_what_lies_on_disk_is_used_again() -> None:
     assert on_disk.tier_for("auto", 2) == "disk"
     assert replace(DECLINED, possible=False).tier_for("memory", 50) == "off"
     assert replace(DECLINED, wanted="off").tier_for("auto", 50) == "auto"
+
+
+def test_left_open_after_a_recipe_that_fixed_it_the_loader_decides_by_what_it_measures() -> None:
+    """Large photos: filling never pays in so few epochs, and `auto` would not fill."""
+    fixed = job(replace(DECLINED, wanted="off"), 3, DECODED_EACH_EPOCH)
+    assert predict(fixed, {"data.cache": "auto"}).run.value == pytest.approx(seconds(CROP, CROP, CROP))
+    assert predict(fixed, {"data.cache": "auto", "train.epochs": 30}).run.value == pytest.approx(
+        seconds(FILL, *[KEEP] * 29)
+    )
+    assert predict(fixed, {"data.cache": "memory"}).run.value == pytest.approx(seconds(FILL, KEEP, KEEP))

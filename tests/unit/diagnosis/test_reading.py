@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from flatout.diagnosis.machine_share import read_share
 from flatout.diagnosis.reading import read_signals
 from flatout.diagnosis.verdict import explain_signals
 from flatout.errors import RunDirectoryError
-from flatout.runs import read_run
+from flatout.runs import Run, read_run
 
 HEADER = (
     "attempt,step,epoch,batch_index,samples,samples_digest,loss,learning_rate,step_seconds,data_wait_seconds,time_unix"
@@ -55,7 +56,6 @@ def test_lanes_become_the_work_for_each_batch(run: Path) -> None:
     signals = read_signals(read_run(run))
     (load,) = signals.input.loads
     assert (load.step, load.fetch_seconds, load.decode_seconds) == (4, 0.6, 0.1)
-    assert signals.input.queue_depths == (2.0,)
     assert signals.fetch_bound
 
 
@@ -128,3 +128,9 @@ def test_what_the_loader_decided_about_a_cache(run: Path) -> None:
     assert (choice.value, choice.declined, choice.reason) == ("off", True, "off, never pays")
     (run / "resolved.json").write_text(json.dumps({"cache": ["of", "another", "kind"]}))
     assert read_signals(read_run(run)).input.cache_choice is None
+
+
+def test_the_share_of_a_machine_from_words_is_as_if_nothing_were_known(tmp_path: Path) -> None:
+    words = {"cpu": {"cores_usable": "<script>", "cores_total": [1]}}
+    said = {"world_size": {}, "optimizer": {"groups": [{"parameters": "é"}]}, "time": {"import_seconds": "long"}}
+    assert read_share(Run(tmp_path, said, {"parallel": {"nodes": "x"}}, words, [], [])).cores == 1.0

@@ -17,27 +17,22 @@ from flatout.diagnosis.rules import (
     cold_epoch,
     cold_producers,
     copy_time,
-    cross_zone,
-    data_parallel,
+    crowded,
     decode_bound,
     disk_cap,
-    diverging,
     epoch_start,
     exposed_communication,
     failed,
     few_workers,
     host_time,
     hot_clock,
-    label_mismatch,
-    low_flops,
-    memory_cache,
+    learning,
     memory_full,
     memory_growth,
     memory_headroom,
     needless_checkpointing,
     no_workers,
     optimizer_time,
-    overfitting,
     port_speed,
     prediction_off,
     retries,
@@ -45,18 +40,15 @@ from flatout.diagnosis.rules import (
     small_batch,
     small_shared_cache,
     spot_price,
-    staging_pays,
     startup_time,
     starved_producers,
     straggler,
     throttling,
     too_many_nodes,
-    too_many_threads,
     unattributed,
     validation_time,
-    wrong_interface,
 )
-from flatout.diagnosis.signal_groups import Epoch, RankSignals, SharedBatches, StoreRequests
+from flatout.diagnosis.signal_groups import Epoch, HostRow, RankSignals, SharedBatches, StoreRequests
 from flatout.diagnosis.signals import Signals
 
 STARVED = steps(own=0.1, wait=0.2)
@@ -102,6 +94,12 @@ CASES = {
         signals(workers=8, steps=STARVED, decode_seconds=0.1 * BATCHES, augment_seconds=2.3 * BATCHES),
         signals(workers=8, steps=STARVED, decode_seconds=2.4 * BATCHES),
     ),
+    "3 augment-bound, together with decoding": Case(
+        augment_bound.find,
+        "data-augment",
+        signals(workers=8, steps=STARVED, decode_seconds=0.9 * BATCHES, fetch_seconds=0.5 * BATCHES, augment_seconds=1.1 * BATCHES),
+        signals(workers=8, steps=STARVED, decode_seconds=0.5 * BATCHES, fetch_seconds=1.0 * BATCHES, augment_seconds=0.6 * BATCHES),
+    ),
     "3 augment-bound, by Python's lock": Case(
         augment_bound.find,
         "data-augment",
@@ -111,20 +109,8 @@ CASES = {
     "4 slow fetch": Case(
         slow_fetch.find, "data-fetch", signals(steps=STARVED, fetch_seconds=1.2 * BATCHES), signals(steps=STARVED)
     ),
-    "5 staging pays": Case(
-        staging_pays.find,
-        "data-fetch",
-        signals(steps=STARVED, remote=True, fetchers=4, fetch_seconds=1.2 * BATCHES),
-        signals(steps=STARVED, remote=True, fetchers=4, fetch_seconds=1.2 * BATCHES, epochs_planned=1),
-    ),
     "6 cold epoch": Case(
         cold_epoch.find, "data-decode", signals(steps=steps(first_epoch_wait=0.3)), signals(steps=steps(first_epoch_wait=0.01))
-    ),
-    "7 memory cache": Case(
-        memory_cache.find,
-        None,
-        signals(steps=STARVED, workers=1, cache="off"),
-        signals(steps=STARVED, workers=1, cache="off", dataset_bytes=30e9),
     ),
     "8 disk cap": Case(
         disk_cap.find,
@@ -170,23 +156,23 @@ CASES = {
         signals(steps=STARVED, shared=SharedBatches(BATCHES, made=BATCHES, evicted_needed=1)),
     ),
     "13 copy": Case(copy_time.find, "copy", signals(parts={"copy": 5.0}), signals(parts={"copy": 0.2})),
-    "14 low FLOPs": Case(
-        low_flops.find,
-        "compute",
-        signals(flops_share=0.1, busy_share=(0.95, 0.97)),
-        signals(flops_share=0.4, busy_share=(0.95, 0.97)),
-    ),
     "15 small batch": Case(
         small_batch.find, "host", signals(batch_size=4, parts={"optimizer": 9.0}), signals(parts={"optimizer": 9.0})
+    ),
+    "15 many parts": Case(
+        small_batch.find,
+        "host",
+        signals(accumulate=8, device_kind="emulated", emulated_base_seconds=0.005, emulated_seconds_per_sample=0.001),
+        signals(accumulate=8, device_kind="emulated", emulated_base_seconds=0.0001, emulated_seconds_per_sample=0.001),
     ),
     "16 host time": Case(host_time.find, "host", signals(parts={"other": 6.0}), signals(parts={"other": 0.2})),
     "16 optimizer": Case(
         optimizer_time.find, "compute", signals(parts={"optimizer": 12.0}), signals(parts={"optimizer": 2.0})
     ),
     "16 threads": Case(
-        too_many_threads.find,
+        crowded.find,
         "host",
-        signals(device_kind="cpu", cores=2, threads=8),
+        signals(device_kind="cpu", machine_cores=2, threads=8),
         signals(device_kind="cpu", cores=8, threads=8),
     ),
     "16 busy host": Case(
@@ -195,11 +181,23 @@ CASES = {
         signals(device_kind="emulated", emulated_base_seconds=0.01, emulated_seconds_per_sample=0.0005),
         signals(device_kind="emulated", emulated_base_seconds=0.01, emulated_seconds_per_sample=0.0013),
     ),
-    "16 other processes": Case(
+    "16 too many processes": Case(
+        crowded.find,
+        "host",
+        signals(worker_kind="process", workers=32, prefetch=64),
+        signals(worker_kind="process", workers=4, prefetch=8),
+    ),
+    "16 cores that others have": Case(
         busy_host.find,
         "host",
-        signals(device_kind="cpu", cpu_share=(0.98, 0.99), process_cores=(4.0, 4.1)),
-        signals(device_kind="cpu", cpu_share=(0.98, 0.99), process_cores=(7.5, 7.8)),
+        signals(core_wait={"forward": 4.0}, rows=(HostRow(20.0, 1.0, 4.0, 2.0),)),
+        signals(core_wait={"forward": 4.0}, rows=(HostRow(20.0, 1.0, 8.0, 2.0),)),  # its own threads have them
+    ),
+    "16 quota": Case(
+        busy_host.find,
+        "host",
+        signals(core_wait={"forward": 4.0}, quota_cores=0.5, rows=(HostRow(20.0, 0.06, 0.5, 1.0, throttled_cores=1.0),)),
+        signals(core_wait={"forward": 4.0}, rows=(HostRow(20.0, 0.06, 0.5, 0.01),)),  # too little for a verdict
     ),
     "17 hot clock": Case(
         hot_clock.find,
@@ -246,23 +244,11 @@ CASES = {
     "23 exposed communication": Case(
         exposed_communication.find, "network", signals(ranks=ranks()), signals(ranks=ranks(communication_seconds=0.005))
     ),
-    "24 wrong interface": Case(
-        wrong_interface.find,
-        "network",
-        signals(ranks=ranks(interface="eth0", faster_interface="ib0")),
-        signals(ranks=ranks(interface="ib0")),
-    ),
-    "24 wrong backend": Case(
-        wrong_interface.find, "network", signals(ranks=ranks(backend="gloo")), signals(ranks=ranks(backend="nccl"))
-    ),
     "25 straggler": Case(
         straggler.find,
         "straggler",
         signals(ranks=ranks(arrival_seconds=(0.06, 0.06, 0.11, 0.06))),
         signals(ranks=ranks(arrival_seconds=(0.06, 0.06, 0.065, 0.06))),
-    ),
-    "26 DataParallel": Case(
-        data_parallel.find, "host", signals(ranks=ranks(mode="dp"), device_count=2), signals(ranks=ranks(), device_count=2)
     ),
     "27 too many nodes": Case(
         too_many_nodes.find, None, signals(ranks=ranks(communication_seconds=0.04)), signals(ranks=ranks(communication_seconds=0.01))
@@ -275,9 +261,6 @@ CASES = {
     ),
     "29 startup": Case(startup_time.find, "startup", signals(parts={"startup": 15.0}), signals(parts={"startup": 15.0}, import_seconds=11.0)),
     "30 spot": Case(spot_price.find, None, signals(spot_usd_per_hour=0.4), signals(spot_usd_per_hour=0.4, spot=True)),
-    "31 cross-zone": Case(
-        cross_zone.find, None, signals(cross_zone_bytes=5e9, usd_per_gb_cross_zone=0.02), signals(cross_zone_bytes=0)
-    ),
     "32 unattributed": Case(
         unattributed.find, "unexplained", signals(parts={"unattributed": 4.0}), signals(parts={"unattributed": 0.3})
     ),
@@ -291,13 +274,13 @@ CASES = {
         signals(steps=steps(own=0.05, wait=0.4), decode_seconds=1.6 * BATCHES),
     ),
     "34 labels": Case(
-        label_mismatch.find,
+        learning.find,
         "labels",
         signals(classes=100, epochs=(Epoch(0, 4.5, 4.8, 0.012), Epoch(1, 3.4, 4.945, 0.012))),
         signals(classes=100, epochs=(Epoch(0, 4.5, 4.4, 0.05), Epoch(1, 3.4, 3.9, 0.12))),
     ),
     "35 overfitting": Case(
-        overfitting.find,
+        learning.find,
         None,
         signals(epochs=tuple(Epoch(n, 2.0 - 0.4 * n, 2.0 + 0.3 * abs(n - 1)) for n in range(5))),
         signals(epochs=tuple(Epoch(n, 2.0 - 0.4 * n, 2.1 - 0.3 * n) for n in range(5))),
@@ -309,7 +292,7 @@ CASES = {
         signals(),
     ),
     "36 diverging": Case(
-        diverging.find,
+        learning.find,
         "diverged",
         signals(steps=tuple(row(0, n, 64, 0.1, 0.0, loss=2.0 * 1.05**n) for n in range(100))),
         signals(steps=tuple(row(0, n, 64, 0.1, 0.0, loss=2.0 * 0.99**n) for n in range(100))),

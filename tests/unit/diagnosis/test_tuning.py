@@ -1,14 +1,21 @@
 """Which settings tune measures, and which it takes."""
 
+from dataclasses import replace
+
+import pytest
 from test_what_if import JOB
 
 from flatout.diagnosis.tuning import (
     Trial,
+    WholeRun,
     batch_sizes,
     best,
+    claimed_gain,
     grid,
+    plain_settings,
     promising,
     rescues,
+    run_samples_per_second,
     scaled_lr,
     undecided,
     worker_counts,
@@ -72,3 +79,31 @@ def test_rounds_go_on_only_between_those_that_noise_hides() -> None:
     assert undecided([leader, as_fast]) == [], "the same, to within a hundredth: no more rounds are needed to know it"
     assert undecided([leader, Trial({}, failed="out of memory")]) == []
     assert undecided([]) == []
+
+
+def test_a_whole_run_pays_for_its_cold_epoch() -> None:
+    job = WholeRun(samples_per_epoch=640, epochs=4)
+    assert run_samples_per_second(job, 64, cold_step=1.0, warm_step=0.1) == pytest.approx(4 * 640 / (10 + 3))
+    once = replace(job, epochs=1)
+    assert run_samples_per_second(once, 64, 1.0, 0.1) == pytest.approx(64), "a cache that nothing reads"
+    assert run_samples_per_second(replace(job, max_steps=5), 64, 1.0, 0.1) == pytest.approx(64)
+
+
+def test_a_claim_is_of_the_whole_run_and_as_sure_as_its_rounds() -> None:
+    given = Trial({"data.workers": 0}, (100.0, 50.0, 100.0), other_seconds=10.0)
+    steady = Trial({"data.workers": 2}, (200.0, 100.0, 200.0), other_seconds=10.0)
+    claim = claimed_gain(given, steady, samples=1000)
+    assert claim.value == pytest.approx(20 / 15), "the start is not faster; the steps are, twice"
+    assert claim.low < claim.value < claim.high
+    noisy = replace(steady, samples_per_second=(200.0, 100.0, 110.0))
+    assert claimed_gain(given, noisy, 1000).low < claim.low
+    same = claimed_gain(given, replace(given), 1000)
+    assert (same.low < 1 < same.high, same.value) == (True, 1.0)
+
+
+def test_what_anybody_would_try_first_is_tried() -> None:
+    current = {"data.batch_size": 32, "data.workers": 1, "data.cache": "auto"}
+    plain = plain_settings(current, {"data.cache": ["auto", "off"]}, cores=2)
+    assert {**current, "data.workers": 2, "data.cache": "off"} in plain
+    assert current not in plain
+    assert plain_settings({"data.workers": 2}, {}, cores=2) == []

@@ -2,8 +2,9 @@
 
 from constructed import row, signals, steps
 
+from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.signal_groups import Epoch
-from flatout.diagnosis.verdict import explain_signals
+from flatout.diagnosis.verdict import explain_signals, ranked
 
 
 def test_a_healthy_run_gets_a_clean_bill() -> None:
@@ -61,3 +62,10 @@ def test_what_recurs_in_every_step_comes_before_a_slow_start() -> None:
     explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"startup": 300.0}))
     assert explained.cause == "data-workers"
     assert "startup-time" in [finding.id for finding in explained.findings]
+
+
+def test_cores_that_others_took_while_a_run_started_do_not_hide_its_start() -> None:
+    start = Finding("startup-time", "startup", "", (), Fix(""), saved_seconds=27.0)
+    host = Finding("busy-host", "host", "", (), Fix(""), saved_seconds=2.6)
+    assert [each.cause for each in ranked([host, start], 20.0)] == ["host", "startup"]
+    assert [each.cause for each in ranked([host, start], 20.0, taken_at_start=2.0)] == ["startup", "host"]

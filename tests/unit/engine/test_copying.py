@@ -35,7 +35,7 @@ from flatout.service.producers.producer import make_batch
 from flatout.service.protocol.messages import Batches, Message, Next, Register, Registered
 from flatout.service.protocol.specs import ImagePreparer, batch_bytes, batch_key
 from flatout.simulation.simulator import SIMULATED_SPEC
-from flatout.tasks.classification.task import Classification, Inputs
+from flatout.tasks.classification.task import Inputs, on_device
 from flatout.tasks.translation.task import TextInputs, Translation
 from flatout.timeline import Recorder
 from flatout.training.setup import prepare_setup
@@ -109,8 +109,9 @@ class Source:
     service: HarshService | None = None
 
     def to_device(self, batch: Any) -> Inputs | TextInputs:
-        task = Translation if hasattr(batch, "target") else Classification
-        return task.to_device(None, batch, torch.device("cpu"))  # type: ignore[arg-type,no-any-return]
+        if hasattr(batch, "target"):
+            return Translation.to_device(None, batch, torch.device("cpu"))  # type: ignore[arg-type]
+        return on_device(batch, torch.device("cpu"))
 
     def expected(self, epoch: int, index: int) -> Inputs | TextInputs:
         if not isinstance(self.plan, BatchPlan):

@@ -76,7 +76,7 @@ def work_of_a_step(data: Path, **changes: Any) -> Work:
     return work
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon"])
 def test_a_step_works_on_nothing_larger_than_its_batch(shapes: Path, optimizer: str) -> None:
     work = work_of_a_step(
         shapes, train__optimizer=optimizer, train__ema=0.9, train__clip_norm=1.0, train__label_smoothing=0.1
@@ -99,7 +99,7 @@ def test_validation_works_on_nothing_larger_than_its_batch(shapes: Path) -> None
     assert setup.task.metrics(sums)["top1"] == 1 / len(setup.dataset.classes)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon"])
 def test_state_has_the_names_and_sizes_of_the_real_one(shapes: Path, optimizer: str) -> None:
     shapes_of: list[Mapping[str, Any]] = []
     for device in ("emulated", "cpu"):

@@ -36,7 +36,7 @@ def devices(values: Mapping[str, Tensor]) -> set[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "muon"])
 def test_an_optimizer_goes_on_on_the_gpu(name: str, precision: str) -> None:
     settings = TrainConfig(optimizer=name, precision=precision)
     _, state = trained(optimizer=name)

@@ -16,9 +16,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from flatout.config.loading import load_config
 from flatout.config.schema import Config, TrainConfig
+from flatout.engine.eager_optimizer import EagerOptimizer
 from flatout.engine.learner import build_learner
 from flatout.engine.loop import Job, Progress, _step, evaluate
-from flatout.engine.optimizers import EagerOptimizer, optimizer_for
+from flatout.engine.optimizers import optimizer_for
 from flatout.engine.precision import DTYPES, Precision
 from flatout.tasks.protocol import Task
 from flatout.timeline import Recorder

@@ -27,7 +27,7 @@ from flatout.engine.optimizers import (
 from flatout.errors import ConfigError
 from flatout.tasks.classification.resnet import resnet
 
-NAMES = ["sgd", "adamw", "lamb"]
+NAMES = ["sgd", "adamw", "lamb", "muon"]
 
 
 def new_model(seed: int) -> nn.Module:
@@ -134,7 +134,7 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
 
 def test_norms_and_biases_do_not_decay() -> None:
     model = new_model(0)
-    decayed, others = parameter_groups(model, 0.05)
+    decayed, others = parameter_groups(model, TrainConfig(weight_decay=0.05))
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.05, 0.0)
     names = {id(p): name for name, p in model.named_parameters()}
     owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}

@@ -125,6 +125,16 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert "a\\x1b[2J" in text
 
 
+def test_parts_of_a_damaged_run_beyond_its_wall_clock_do_not_fill_the_screen() -> None:
+    time = {"wall_seconds": 1.0, "parts": {"startup": 1e12, "forward": 1e30}}
+    assert len(shown(render_run(run_of({**SUMMARY, "time": time})))) < 20_000
+
+
+def test_a_verdict_without_its_reason_is_judged_anew() -> None:
+    text = shown(render_run(run_of({**SUMMARY, "convergence": {"verdict": "trained"}})))
+    assert "Fully trained?" in text
+
+
 def test_an_alarm_is_in_the_headline() -> None:
     convergence = {"verdict": "wrong labels", "why": "validation is at chance", "alarms": ["validation is at chance"]}
     assert "ALARM: validation is at chance" in shown(render_run(run_of({**SUMMARY, "convergence": convergence})))

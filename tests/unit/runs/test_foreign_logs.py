@@ -1,5 +1,6 @@
 """Logs of other programs become runs: columns by their many names, per cent as shares, damage survived."""
 
+import json
 import math
 import struct
 from pathlib import Path
@@ -63,6 +64,25 @@ def test_lightning(tmp_path: Path) -> None:
     assert run.summary["imported"]["columns_not_used"] == ["train_acc"]
     assert run.summary["time"]["wall_seconds"] is None
     print_report(run)
+
+
+def test_hugging_face(tmp_path: Path) -> None:
+    newest = tmp_path / "out/checkpoint-20"
+    newest.mkdir(parents=True)
+    history = [
+        {"epoch": 0.5, "loss": 2.0, "learning_rate": 1e-3, "step": 5},
+        {"epoch": 1.0, "loss": 1.0, "learning_rate": 5e-4, "step": 10},
+        {"epoch": 1.0, "eval_loss": 1.5, "eval_accuracy": 0.5, "step": 10},
+        {"epoch": 1.5, "loss": 0.75, "step": 15},
+        {"epoch": 2.0, "loss": 0.5, "step": 20},
+    ]
+    (newest / "trainer_state.json").write_text(json.dumps({"global_step": 20, "log_history": history}))
+    run = import_run(tmp_path / "out", tmp_path / "run")
+    assert [(row["epoch"], row["val_loss"], row["top1"]) for row in run.epochs] == [("0", "1.5", "0.5"), ("1", "", "")]
+    assert [(step.step, step.loss) for step in run.steps] == [(5, 2.0), (10, 1.0), (15, 0.75), (20, 0.5)]
+    (newest / "trainer_state.json").write_text("{}")
+    with pytest.raises(DataError, match="no log_history"):
+        read_foreign(newest / "trainer_state.json")
 
 
 def test_losses_of_steps_without_any_of_epochs_are_averaged(tmp_path: Path) -> None:

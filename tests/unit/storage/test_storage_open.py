@@ -36,9 +36,9 @@ def test_a_missing_path_is_named_with_what_to_do() -> None:
 
 
 def test_other_files_and_schemes_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.zip").write_bytes(b"PK")
+    (tmp_path / "x.rar").write_bytes(b"PK")
     with pytest.raises(DataError, match="unknown kind"):
-        open_store(str(tmp_path / "x.zip"))
+        open_store(str(tmp_path / "x.rar"))
     with pytest.raises(DataError, match="https://") as error:
         open_store("https://user:canary@host/x")
     assert "canary" not in str(error.value)

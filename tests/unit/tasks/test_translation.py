@@ -85,7 +85,7 @@ def test_evaluation_translates_and_scores(vocabulary: Vocabulary) -> None:
         ({"task": "translation", "checkpoint": {"metric": "top1"}}, "translation has bleu, val_loss, train_loss"),
         ({"checkpoint": {"metric": "bleu"}}, "classification has top1"),
         ({"task": "translation", "device": "emulated"}, "depend on sentence lengths"),
-        ({"train": {"beta2": 0.98}}, "train.beta2 .* only when train.optimizer is adamw or lamb"),
+        ({"train": {"beta2": 0.98}}, "train.beta2 .* only when train.optimizer is adamw, lamb or muon"),
     ],
 )
 def test_keys_belong_to_tasks(values: dict[str, object], message: str) -> None:

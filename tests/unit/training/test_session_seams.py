@@ -84,7 +84,7 @@ def saving(folder: Path, said: list[str]) -> Saving:
     )
     learner: Any = SimpleNamespace(precision=SimpleNamespace(scalars=dict))
     other: Any = SimpleNamespace(attempt=1, save=lambda: None, write=lambda: None)
-    return Saving(setup, learner, RunDirectory(folder), SingleProcess(), other, other, other, other, said.append)
+    return Saving(setup, learner, RunDirectory(folder), SingleProcess(), other, other, other, other, said.append, {})
 
 
 def test_a_full_disk_is_a_warning_until_it_was_full_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from pydantic import BeforeValidator, Field
 
 from flatout.config.sections.fields import Auto, Bytes, OffAuto, Seconds, Section, as_word, named
 
+LAYOUTS = ("detect", "folders", "imagenet", "table", "webdataset", "parquet", "mds")
+
 
 class VocabularyConfig(Section):
     kind: Literal["bpe", "unigram"] = "bpe"
@@ -17,13 +19,15 @@ class VocabularyConfig(Section):
 
 class DataConfig(Section):
     path: str = ""
-    """Folder, .tar, pack or object-store URL of the dataset."""
+    """Folder, .tar, .zip, table, pack or object-store URL of the dataset (docs/data-layouts.md)."""
     view: str = "train-64"
     """View of the training samples."""
     eval_view: str = "eval-64"
     """View of the validation samples."""
-    layout: Annotated[str, named("datasets", "folders")] = "folders"
-    """Which files are samples of which class: folders goes by their names; or your own (docs/extend.md)."""
+    layout: Annotated[str, named("datasets", *LAYOUTS)] = "detect"
+    """Which files are samples of which class: auto finds out; folders by their names; or your own (docs/extend.md)."""
+    label_column: str | None = None
+    """The column of a table, .json, parquet or MDS that is the class, where it is not called label or the like."""
     batch_size: int = Field(256, ge=1)
     """Samples of one optimizer step on one rank."""
     global_batch: int | None = Field(None, ge=1)
@@ -34,12 +38,20 @@ class DataConfig(Section):
     """Threads (need the compiled decoder to scale) or processes; auto chooses."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
     """Batches prepared ahead in all; auto is two for each worker."""
-    classes: Annotated[int, Field(ge=1)] | list[str] | None = None
-    """Use only the first N classes (in order of name), or the named ones; labels are renumbered."""
+    classes: Annotated[int, Field(ge=1)] | list[str] | str | None = None
+    """Use only the first N classes (in order of name), or those of a list or a file; labels are renumbered."""
+    unlisted: Literal["drop", "refuse"] = "drop"
+    """What becomes of samples whose class such a list does not name."""
     samples_per_class: int | None = Field(None, ge=1)
     """Use at most this many training samples of each class."""
     holdout: float = Field(0.1, gt=0, lt=1)
-    """Share held out for validation where the dataset has no validation split."""
+    """Share held out for validation where the dataset has no validation split and data.split is not set."""
+    split: float | None = Field(None, gt=0, lt=1)
+    """Share for validation by the name of each sample alone: samples that are added or removed move no others."""
+    balance: Annotated[Literal["off", "classes"], BeforeValidator(as_word)] = "off"
+    """classes: an epoch draws equally often from every class (docs/data-layouts.md says what an epoch is then)."""
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Weight of each class in the training loss: auto is by the inverse of its number of samples; 1 where not named."""
     max_quarantine_share: float = Field(0.05, ge=0, le=1)
     """Stop when more than this share of an epoch's samples cannot be decoded."""
     batch_deadline_seconds: Seconds = Field(300.0, gt=0)

@@ -1,6 +1,6 @@
 """A view of the recipe's own: what is decoded, cropped, resized and augmented, and how."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictBool
 
@@ -26,6 +26,8 @@ class ViewConfig(Section):
     """Pad-crop: largest shift in pixels."""
     flip: float | None = Field(None, ge=0, le=1)
     """Probability of a horizontal flip."""
+    alternate_flip: StrictBool | None = None
+    """A coin decides the first epoch's flip of each sample, then it is flipped every other epoch (docs/faster.md)."""
     colour_jitter: tuple[NotNegative, NotNegative, NotNegative] | None = None
     """Largest relative change of brightness, contrast, saturation."""
     trivial_augment: StrictBool | None = None
@@ -44,3 +46,5 @@ class ViewConfig(Section):
     """exact, or scaled: JPEGs much larger than the result are decoded at 1/2, 1/4 or 1/8 of their size."""
     transform: Annotated[str, named("transforms")] | None = None
     """A function of your own for each sample, after everything else (docs/extend.md)."""
+    transform_options: dict[str, Any] = Field({})
+    """Arguments of that function."""

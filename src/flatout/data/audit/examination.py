@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,12 +23,15 @@ from PIL import Image
 from flatout.data.pixels.decode import FORMATS, Undecodable, decode_pixels, refuse_image
 from flatout.data.pixels.picture_limits import CostsTooMuch
 from flatout.data.source.dataset import Split
-from flatout.data.source.layouts import ANNOTATIONS, Layout, canonical, find_layout
+from flatout.data.source.formats.arrangement import Arrangement, Listing
+from flatout.data.source.formats.choose import DETECT, arrange, open_source
+from flatout.data.source.layouts import ANNOTATIONS, BY_FOLDERS, Layout, canonical
+from flatout.data.source.listing import list_store
+from flatout.data.source.member_reader import open_reader
 from flatout.data.source.pack import open_split, read_manifest
-from flatout.data.source.readers import ObjectReader, read_source
+from flatout.data.source.readers import read_source
 from flatout.errors import StorageError, StoreUnreachable
-from flatout.storage import open_checked
-from flatout.storage.protocol import Range, Store
+from flatout.storage.protocol import Entry, Store
 from flatout.units import format_bytes
 
 MAX_EXAMPLES = 20
@@ -92,12 +95,12 @@ class Examined:
     wall_seconds: float = 0.0
 
 
-def open_contents(path: str) -> Contents:
-    """List a folder, tar, pack or object store."""
-    store = open_checked(path)
-    manifest = read_manifest(store)
+def open_contents(path: str, layout: str = DETECT, label_column: str | None = None) -> Contents:
+    """List a dataset of any layout, or a pack."""
+    store, only = open_source(path)
+    manifest = read_manifest(store) if only is None else None
     if manifest is None:
-        return _from_files(store, path)
+        return _from_files(Listing(store, list_store(store), path, label_column, only), layout)
     splits = {}
     for name in manifest["splits"]:
         opened = open_split(store, manifest, name)
@@ -108,39 +111,29 @@ def open_contents(path: str) -> Contents:
     return Contents(path, tuple(manifest["classes"]), splits, names_tell_format=originals)
 
 
-def _from_files(store: Store, path: str) -> Contents:
-    lengths = {entry.name: entry.bytes for entry in store.entries()}
-    layout = find_layout(lengths, lambda name: _read_text(store, name), path)
-    empty = tuple(_empty_folders(store, layout, lengths))
+def _from_files(listing: Listing, wanted: str) -> Contents:
+    arranged = arrange(listing, wanted, whole=False)
+    layout, by_folders = arranged.layout, arranged.kind == BY_FOLDERS
+    empty = tuple(_empty_folders(listing.store, layout, listing.entries)) if by_folders else ()
     found = {name for members in layout.splits.values() for name in members} | {name for _, name in empty}
     classes = sorted(found, key=canonical)
-    splits = {name: _split(store, layout.root, members, classes, lengths) for name, members in layout.splits.items()}
-    used = {layout.root + name for split in splits.values() for name in split.names}
-    others = sorted(name for name in lengths if name not in used and not name.endswith("/" + ANNOTATIONS))
-    return Contents(path, tuple(classes), splits, empty, tuple(others))
+    splits = {name: _split(arranged, members, classes) for name, members in layout.splits.items()}
+    used = {each for split in splits.values() for each in layout.objects_of(split.names)}
+    others = sorted(name for name in listing.entries if name not in used and not name.endswith("/" + ANNOTATIONS))
+    return Contents(listing.where, tuple(classes), splits, empty, tuple(others) if by_folders else ())
 
 
-def _read_text(store: Store, name: str) -> str:
-    (answer,) = store.read_many([Range(name)])
-    if isinstance(answer, StorageError):
-        raise answer
-    return answer.decode("utf-8", "surrogateescape")
-
-
-def _split(
-    store: Store, root: str, members: dict[str, list[str]], classes: list[str], lengths: dict[str, int]
-) -> Split:
+def _split(arranged: Arrangement, members: dict[str, list[str]], classes: list[str]) -> Split:
     pairs = [
         (name, label) for label, each in enumerate(classes) for name in sorted(members.get(each, ()), key=canonical)
     ]
     names, labels = tuple(name for name, _ in pairs), np.array([label for _, label in pairs], np.int64)
-    sizes = np.array([lengths[root + name] for name in names], np.int64)
-    return Split(
-        names, labels, sizes, ObjectReader(store, tuple(root + n for n in names), sizes), np.arange(len(names))
-    )
+    objects = arranged.layout.objects_of(names)
+    sizes = arranged.entries.sizes[arranged.entries.rows_of(objects)]
+    return Split(names, labels, sizes, open_reader(arranged.store, objects, sizes), np.arange(len(names)))
 
 
-def _empty_folders(store: Store, layout: Layout, lengths: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _empty_folders(store: Store, layout: Layout, lengths: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
     """Class folders without files are not among the objects; a local store can still show them."""
     prefixes = {"train": layout.train_prefix}
     for names in layout.splits.get("val", {}).values():

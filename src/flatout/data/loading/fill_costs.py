@@ -30,7 +30,8 @@ class Probed:
 def probe_samples(recipe: BatchPlan, with_costs: bool) -> Probed:
     """Read and decode a few samples, spread over the split."""
     count = len(recipe.split)
-    ids = np.unique(np.linspace(0, count - 1, min(count, _SIZED)).astype(np.int64))
+    some = min(count, _SIZED)
+    ids = np.arange(some) * (count - 1) // max(1, some - 1)
     answers, read_seconds = [], []
     for source in recipe.split.locate(ids):
         started = time.perf_counter()
@@ -44,8 +45,8 @@ def probe_samples(recipe: BatchPlan, with_costs: bool) -> Probed:
                 sizes.append(kept)
                 blobs.append(answer)
                 in_planes |= kept < 3 * pixels
-    some = slice(None, None, max(1, len(blobs) // _TIMED))
-    costs = _measure(recipe, blobs[some], sum(sizes[some]), median(read_seconds or [0.0])) if with_costs else None
+    timed = slice(None, None, max(1, len(blobs) // _TIMED))
+    costs = _measure(recipe, blobs[timed], sum(sizes[timed]), median(read_seconds or [0.0])) if with_costs else None
     return Probed(float(np.mean(sizes)) if sizes else 0.0, len(set(sizes)) <= 1 and not in_planes, costs)
 
 

@@ -6,15 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batch import Digested, Failure, LoadStats, Prepared, Work
+from flatout.data.loading.drawn_ids import Kept, drawn_ids
 from flatout.data.loading.sample_cache import SampleCache, kept_pixels
 from flatout.data.pixels.decode import Shrunk, Undecodable, decode_pixels, decode_shrunk, is_jpeg, native
-from flatout.data.pixels.draws import Draws, Mix, draw, draw_mix, fast_uniforms
+from flatout.data.pixels.draws import Draws, Mix, draw, draw_mix
 from flatout.data.pixels.reference import decode_scaled, place, place_raw, place_shrunk, recolour
 from flatout.data.pixels.transforms import apply_transform
 from flatout.data.pixels.views import View
@@ -22,7 +23,8 @@ from flatout.data.source.dataset import Split
 from flatout.data.source.identity import CAN_DIGEST, digest_of, to_digest, were_digested, were_left_alone
 from flatout.data.source.readers import Base, Extents, Source, read_source
 from flatout.errors import ObjectMissing, StorageError
-from flatout.sampling import batch_count, batch_ids, epoch_order, rank_slice
+from flatout.sampling import batch_count, batch_ids, rank_slice
+from flatout.timeline.core_wait import LANE, own_wait_seconds
 
 NativeSources = (
     list[Source | StorageError | None] | tuple[list[Base], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
@@ -47,6 +49,7 @@ class BatchPlan:
     world_size: int = 1
     whole_batches: bool = False  # a rank takes every world_size-th batch, instead of its slice of each
     min_batch: int = 1  # a last batch of fewer samples is left out
+    balance: str = "off"  # or "classes": see sampling/balanced.py
 
     @cached_property
     def ends_well(self) -> NDArray[np.bool_]:
@@ -85,12 +88,19 @@ class BatchPlan:
         if not self.shuffle:
             first = index * self.batch_size
             return np.arange(first, min(first + self.batch_size, len(self.split)))
-        return batch_ids(_order(len(self.split), self.seed, epoch), index, self.batch_size)
+        return batch_ids(self._drawn(epoch)[0], index, self.batch_size)
 
+    def keys(self, epoch: int, index: int) -> NDArray[np.int64]:
+        """What the random numbers of each sample of `ids` go by: its id, but another one where it comes again."""
+        if self.balance == "off" or not self.shuffle:
+            return self.ids(epoch, index)
+        whole = batch_ids(self._drawn(epoch)[1], index, self.batch_size)
+        return whole[rank_slice(len(whole), self.rank, self.world_size)]
 
-@lru_cache(maxsize=4)  # two epochs, for training and for looking ahead, of up to two jobs in one process
-def _order(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return epoch_order(samples, seed, epoch, fast_uniforms)
+    def _drawn(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return drawn_ids(self.split.labels, self.seed, epoch, self.balance, self._kept)
+
+    _kept = cached_property[Kept](lambda self: {})
 
 
 @dataclass
@@ -100,6 +110,7 @@ class Fetched:
     epoch: int
     index: int
     ids: NDArray[np.int64]
+    keys: NDArray[np.int64]  # of the random numbers; see BatchPlan
     sources: Sequence[Source | StorageError]
     shapes: NDArray[np.int32] | None
     stages: LoadStats
@@ -124,7 +135,7 @@ def prepare(
 
 def fetch(recipe: BatchPlan, epoch: int, index: int, cache: SampleCache | None = None) -> Fetched:
     """The bytes of a batch's samples. A store that fails is not a bad sample: the error is raised."""
-    started, stages = time.perf_counter(), LoadStats()
+    started, stages, waited = time.perf_counter(), LoadStats(), own_wait_seconds()
     ids = recipe.ids(epoch, index)
     rows: NDArray[np.int64] | None = None
     shapes: NDArray[np.int32] | None
@@ -138,13 +149,14 @@ def fetch(recipe: BatchPlan, epoch: int, index: int, cache: SampleCache | None =
         if isinstance(source, StorageError) and not isinstance(source, ObjectMissing):
             raise source
     stages.fetch = time.perf_counter() - started
-    fetched = Fetched(epoch, index, ids, sources, shapes, stages, cache, rows)
-    fetched.work += _stretches(started, LoadStats(), stages)
+    fetched = Fetched(epoch, index, ids, recipe.keys(epoch, index), sources, shapes, stages, cache, rows)
+    fetched.work += _stretches(started, LoadStats(), stages, waited)
     return fetched
 
 
-def _stretches(started: float, before: LoadStats, stages: LoadStats) -> list[Work]:
-    """Each stage of a batch as one stretch: in truth they alternate, sample by sample. The rest is collate."""
+def _stretches(started: float, before: LoadStats, stages: LoadStats, waited_before: float) -> list[Work]:
+    """Each stage of a batch as one stretch: in truth they alternate, sample by sample. The rest is collate. What this
+    thread waited for a core meanwhile is beside them."""
     worker, cursor = threading.current_thread().name.removeprefix("flatout-"), started
     work = []
     for stage in ("fetch", "decode", "augment"):
@@ -154,7 +166,12 @@ def _stretches(started: float, before: LoadStats, stages: LoadStats) -> list[Wor
             cursor += seconds
     rest = max(0.0, time.perf_counter() - cursor)
     stages.collate += rest
-    return [*work, Work(worker, "collate", cursor, rest)]
+    waited = own_wait_seconds() - waited_before
+    return [
+        *work,
+        Work(worker, "collate", cursor, rest),
+        *([Work(LANE, worker, started, waited)] if waited > 0 else []),
+    ]
 
 
 def assemble(
@@ -165,9 +182,9 @@ def assemble(
     `watch` is told each sample id before it is decoded, one by one in Python, so that a crash can be blamed on the
     right one; without it the compiled decoder takes the whole batch in one call.
     """
-    started, before = time.perf_counter(), LoadStats(**vars(fetched.stages))
+    started, before, waited = time.perf_counter(), LoadStats(**vars(fetched.stages)), own_wait_seconds()
     ids, sources, stages = fetched.ids, fetched.sources, fetched.stages
-    drawn = draw(recipe.view, recipe.seed, fetched.epoch, ids)
+    drawn = draw(recipe.view, recipe.seed, fetched.epoch, fetched.keys)
     status = np.where(recipe.ends_well[ids], _ENDS_WELL, _TO_DO).astype(np.int32)
     _begin_digests(recipe.split, fetched)
     if native is not None and watch is None and recipe.view.crop != "raw":
@@ -189,12 +206,12 @@ def assemble(
         watch(-1)
     prepared = _finished(recipe, fetched, images, drawn, failures)
     prepared.digested = _end_digests(recipe.split, fetched, failures)
-    prepared.work = [*fetched.work, *_stretches(started, before, stages)]
+    prepared.work = [*fetched.work, *_stretches(started, before, stages, waited)]
     return prepared
 
 
 def _begin_digests(split: Split, fetched: Fetched) -> None:
-    """Say what is to be digested: every file that is read, but pixels of a decoded pack only once in a process."""
+    """Say what is to be digested: every file that is read, but pixels of a decoded pack only once."""
     if not DIGESTS:
         return
     origins = split.origins
@@ -298,7 +315,9 @@ def _load_one(
         if not isinstance(data, ObjectMissing):
             raise data
         raise Undecodable(str(data))
-    stages.bytes_read += len(data)
+    are_pixels = fetched.shapes is not None and bool(fetched.shapes[slot][0])
+    if not are_pixels:  # kept pixels were mapped, not read; the compiled decoder counts the same
+        stages.bytes_read += len(data)
     if fetched.digests is not None and not bool(were_left_alone(fetched.digests[slot : slot + 1])[0]):
         fetched.digests[slot] = np.frombuffer(digest_of(data), np.uint8)
         if not _is_expected(fetched, slot):
@@ -310,7 +329,7 @@ def _load_one(
     pixels: Shrunk | NDArray[np.uint8]
     if recipe.view.decode == "scaled":
         pixels = decode_scaled(data, geometry, side)
-    elif fetched.shapes is not None and fetched.shapes[slot][0]:
+    elif are_pixels and fetched.shapes is not None:
         pixels = kept_pixels(data, *fetched.shapes[slot].tolist())
     elif fetched.cache is None and recipe.view.crop != "raw" and not is_jpeg(data):
         pixels = decode_shrunk(data, None)
@@ -343,13 +362,13 @@ def _finished(
         stages.augment += time.perf_counter() - started
     if recipe.view.transform:
         started = time.perf_counter()
-        apply_transform(recipe.view.transform, images, good, ids, recipe.seed, epoch)
+        apply_transform(recipe.view, images, good, fetched.keys, recipe.seed, epoch)
         stages.augment += time.perf_counter() - started
     if failures:
         for new, old in enumerate(good):
             if new != old:
                 images[new] = images[old]
-    mix = draw_mix(recipe.view, recipe.seed, epoch, ids, images.shape[2])
+    mix = draw_mix(recipe.view, recipe.seed, epoch, fetched.keys, images.shape[2])
     kept = ids[good] if failures else ids
     left_out = [Failure(int(ids[slot]), recipe.split.names[ids[slot]], reason) for slot, reason in failures.items()]
     return Prepared(

@@ -1,6 +1,7 @@
 /* CPython glue: checks and locks every buffer, lets go of the GIL, and calls native/. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -370,36 +371,29 @@ static PyObject *py_uniforms(PyObject *module, PyObject *args) {
     return result;
 }
 
-/* Sizes and locators of files in a folder, whose names lie in one buffer; how many are no files any more. */
-static PyObject *py_locate_files(PyObject *module, PyObject *args) {
+static PyObject *bytes_of(const text *t) { return PyBytes_FromStringAndSize((const char *)t->bytes, (Py_ssize_t)t->used); }
+
+/* What a folder holds: see _native.pyi. */
+static PyObject *py_list_folder(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *file, *objects[4], *result = NULL;
-    Py_buffer names = {0}, offsets = {0}, sizes = {0}, locators = {0}, *all[] = {&names, &offsets, &sizes, &locators};
-    if (!PyArg_ParseTuple(args, "OOOOO:locate_files", &file, &objects[0], &objects[1], &objects[2], &objects[3]))
+    PyObject *path = NULL, *prefix = NULL, *result = NULL;
+    if (!PyArg_ParseTuple(args, "O&O&:list_folder", PyUnicode_FSConverter, &path, PyUnicode_FSConverter, &prefix))
         return NULL;
-    for (int i = 0; i < 4; i++)
-        if (objects[i] == Py_None) return fail(PyExc_TypeError, "no argument can be None");
-    int folder = PyObject_AsFileDescriptor(file);
-    bool ok = folder >= 0 && lock(objects[0], &names, "names", "B", -1, false) &&
-              lock(objects[1], &offsets, "offsets", "lq", -1, false);
-    Py_ssize_t count = ok ? offsets.len / 8 : 0;
-    ok = ok && lock(objects[2], &sizes, "sizes", "lq", count, true) &&
-         lock(objects[3], &locators, "locators", "B", DIGEST_BYTES * count, true);
-    if (ok && (offsets.itemsize != 8 || sizes.itemsize != 8 || !names.len || ((char *)names.buf)[names.len - 1]))
-        ok = fail(PyExc_ValueError, "offsets and sizes must be int64, and the last name ended by a zero byte");
-    if (ok) {
-        Py_ssize_t missing = 0;
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t i = 0; i < count; i++) {
-            int64_t offset = ((const int64_t *)offsets.buf)[i];
-            const char *name = offset >= 0 && offset < names.len ? (const char *)names.buf + offset : "";
-            missing += !locate_file(folder, name, (int64_t *)sizes.buf + i, (uint8_t *)locators.buf + i * DIGEST_BYTES);
-        }
-        Py_END_ALLOW_THREADS
-        result = PyLong_FromSsize_t(missing);
+    folder_listing found = {0};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = list_folder(PyBytes_AsString(path), PyBytes_AsString(prefix), &found);
+    Py_END_ALLOW_THREADS
+    if (status) {
+        errno = status;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else {
+        result = Py_BuildValue("NNNNN", bytes_of(&found.names), bytes_of(&found.sizes), bytes_of(&found.locators),
+                               bytes_of(&found.folders), bytes_of(&found.links));
     }
-    for (int i = 0; i < 4; i++)
-        if (all[i]->obj) PyBuffer_Release(all[i]);
+    listing_free(&found);
+    Py_DECREF(path);
+    Py_DECREF(prefix);
     return result;
 }
 
@@ -410,7 +404,7 @@ static PyObject *py_own_huffman(PyObject *module, PyObject *allow) {
 
 static PyMethodDef methods[] = {
     {"own_huffman", py_own_huffman, METH_O, NULL},
-    {"locate_files", py_locate_files, METH_VARARGS, NULL},
+    {"list_folder", py_list_folder, METH_VARARGS, NULL},
     {"load_slice", (PyCFunction)(void (*)(void))py_load_slice, METH_VARARGS | METH_KEYWORDS, NULL},
     {"keep", py_keep, METH_VARARGS, NULL},
     {"normalize", (PyCFunction)(void (*)(void))py_normalize, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -437,7 +431,7 @@ static int on_import(PyObject *module) {
     decoder *probe = decoder_new();
     if (!probe) return fail(PyExc_ImportError, "libjpeg differs from the one flatout was built with"), -1;
     decoder_free(probe);
-    if (PyModule_AddIntConstant(module, "ABI", 8)) return -1;
+    if (PyModule_AddIntConstant(module, "ABI", 9)) return -1;
     if (PyModule_AddIntConstant(module, "MAX_PIXELS", MAX_PIXELS)) return -1;
     if (PyModule_AddIntConstant(module, "CAN_DIGEST", can_digest)) return -1;
     return PyModule_AddStringConstant(module, "LIBJPEG_VERSION", TEXT(LIBJPEG_TURBO_VERSION));

@@ -29,7 +29,7 @@ def _find_native() -> ModuleType | None:
         from flatout.data.pixels import _native
     except ImportError:
         return None
-    return _native if _native.ABI == 8 else None
+    return _native if _native.ABI == 9 else None
 
 
 def _check_huffman(compiled: ModuleType) -> bool:

@@ -46,12 +46,25 @@ def draw(view: View, seed: int, epoch: int, ids: NDArray[np.int64]) -> Draws:
     def numbers(stream: int, count: int) -> NDArray[np.float64]:
         return fast_uniforms(seed, epoch, ids, stream, count)
 
+    geometry = _geometry(view, len(ids), numbers(_GEOMETRY, 3 + 2 * TRIES if view.crop == "random-resized" else 3))
+    if view.alternate_flip:
+        geometry[:, FLIP] = alternate_flips(seed, epoch, ids)
     return Draws(
-        geometry=_geometry(view, len(ids), numbers(_GEOMETRY, 3 + 2 * TRIES if view.crop == "random-resized" else 3)),
+        geometry=geometry,
         colour=_colour(view, numbers(_COLOUR, 3)) if any(view.colour_jitter) else None,
         trivial=numbers(_TRIVIAL, 3) if view.trivial_augment else None,
         erase=_erase(view, numbers(_ERASE, 5)) if view.erase else None,
     )
+
+
+def alternate_flips(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each sample is flipped: as by chance in epoch 0, and the other way round in every epoch after it.
+
+    In any two epochs that follow each other a sample is seen once each way (Jordan, 2024, "94% on CIFAR-10 in 3.29
+    seconds on a single GPU").
+    """
+    first: NDArray[np.bool_] = fast_uniforms(seed, 0, ids, _GEOMETRY, 1)[:, 0] < 0.5
+    return first ^ bool(epoch % 2)
 
 
 def fast_uniforms(seed: int, epoch: int, ids: NDArray[np.int64], stream: int, count: int) -> NDArray[np.float64]:

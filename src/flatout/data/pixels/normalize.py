@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from flatout.data.loading.pools import Buffers
 from flatout.data.pixels.decode import native
@@ -23,10 +24,16 @@ def _constants(
     return scale[None, :, None, None], bias[None, :, None, None]
 
 
+def _factors(view: View, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Kept from call to call, but not those of a trace: fake tensors would come back in a real training."""
+    make = _constants if _get_current_dispatch_mode() is None else _constants.__wrapped__
+    return make(view.mean, view.std, device, dtype)
+
+
 def _normalize_compiled(images: Tensor, view: View) -> Tensor:
     """One pass over memory, cut over the cores this process computes with."""
     assert native is not None
-    scale, bias = _constants(view.mean, view.std, images.device, torch.float32)
+    scale, bias = _factors(view, images.device, torch.float32)
     factors, out = torch.cat([scale.reshape(3), bias.reshape(3)]).numpy(), _used_memory(images)
     parts = min(len(images), torch.get_num_threads())
     if parts <= 1 or images.numel() < 2**20:
@@ -40,7 +47,7 @@ def _normalize_compiled(images: Tensor, view: View) -> Tensor:
 def _normalize_in_cache(images: Tensor, view: View) -> Tensor:
     """Image by image, each of which stays in the caches from one pass to the next; by numpy, whose passes do not wake
     torch's threads while workers need the cores."""
-    scale, bias = (each[0].numpy() for each in _constants(view.mean, view.std, images.device, torch.float32))
+    scale, bias = (each[0].numpy() for each in _factors(view, images.device, torch.float32))
     out = _used_memory(images)
     for pixels, floats in zip(images.numpy(), out.numpy(), strict=True):
         floats[...] = pixels
@@ -68,7 +75,7 @@ def normalize(
     """(pixel / 255 - mean) / std for each channel of uint8 NCHW images, with the view's mean and std."""
     if isinstance(view, str):
         view = SHIPPED[view]
-    scale, bias = _constants(view.mean, view.std, images.device, dtype)
+    scale, bias = _factors(view, images.device, dtype)
     if images.device.type == "cpu" and dtype == torch.float32 and not channels_last:
         if native is not None:
             return _normalize_compiled(images.contiguous(), view)

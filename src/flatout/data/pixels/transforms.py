@@ -1,5 +1,6 @@
 """A function of the user's for each sample, after crop, resize and augmentation: `views.<name>.transform`."""
 
+import json
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol, cast
@@ -7,14 +8,18 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.pixels.views import View
 from flatout.errors import ConfigError
-from flatout.plugins import blamed, load
+from flatout.plugins import blamed, load, made
 
 _KEY = "views.*.transform"
 
 
 class Transform(Protocol):
-    """Pixels in, pixels out; loaded by its name in every rank and worker, where several threads may call it at once."""
+    """Pixels in, pixels out; loaded by its name in every rank and worker, where several threads may call it at once.
+
+    A function gets `transform_options` with every call; a class is made with them, once in each process.
+    """
 
     def __call__(self, image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
         """`image` is [3, height, width] and may be changed in place; the result has the same shape and type.
@@ -25,15 +30,22 @@ class Transform(Protocol):
 
 
 @lru_cache(maxsize=16)
-def _loaded(name: str) -> Transform:
-    return cast(Transform, load("transforms", name, _KEY))
+def _loaded(name: str, source: str, options: str) -> Transform:
+    found = load("transforms", name, _KEY, source)
+    with blamed(f"{_KEY} is {name!r}"):
+        return cast(Transform, made(found, json.loads(options) if options else {}))
+
+
+def open_transform(view: View) -> Transform:
+    """That of the view; other code than the view was made with is a ConfigError."""
+    return _loaded(view.transform, view.transform_source, view.transform_options)
 
 
 def apply_transform(
-    name: str, images: NDArray[np.uint8], slots: Iterable[int], ids: NDArray[np.int64], seed: int, epoch: int
+    view: View, images: NDArray[np.uint8], slots: Iterable[int], ids: NDArray[np.int64], seed: int, epoch: int
 ) -> None:
     """Replace the images of these slots of a batch; an error in user code is a ConfigError with the user's line."""
-    transform = _loaded(name)
+    transform, name = open_transform(view), view.transform
     for slot in slots:
         sample = int(ids[slot])
         random = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, sample]))

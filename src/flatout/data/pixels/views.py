@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.data.pixels.decode import PILLOW_13, RESIZES_BY_TORCH
 from flatout.errors import ConfigError
-from flatout.plugins import source_digest
+from flatout.plugins import reference, source_digest
 
 if TYPE_CHECKING:  # pydantic costs a worker half of its start, and it only needs what was resolved
     from flatout.config.schema import ViewConfig
@@ -30,6 +30,7 @@ class View:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     pad: int = 0
     flip: float = 0.0
+    alternate_flip: bool = False
     colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
     trivial_augment: bool = False
     erase: float = 0.0
@@ -39,12 +40,22 @@ class View:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     decode: str = "exact"  # exact | scaled
     transform: str = ""  # of the user's own, by its name
+    transform_source: str = ""  # digest of its text, which is what every process that makes pixels must find
+    transform_options: str = ""  # as JSON
 
     def __post_init__(self) -> None:
+        if self.transform and not self.transform_source:
+            found = source_digest("transforms", self.transform, f"views.{self.name}.transform")
+            object.__setattr__(self, "transform_source", found)
         if self.decode == "scaled" and self.crop == "raw":
             raise ConfigError(
                 f"view {self.name!r} has decode: scaled but crop: raw, which shows whole images at their own size; "
                 "use decode: exact"
+            )
+        if self.alternate_flip and self.flip != 0.5:
+            raise ConfigError(
+                f"view {self.name!r} has alternate_flip but flip: {self.flip:g}; each sample is flipped in every other "
+                "epoch, which is flip: 0.5"
             )
 
     def side(self, epoch: int) -> int:
@@ -59,7 +70,14 @@ class View:
             or bool(self.transform)
             or self
             != replace(
-                self, flip=0.0, colour_jitter=(0.0, 0.0, 0.0), trivial_augment=False, erase=0.0, mixup=0.0, cutmix=0.0
+                self,
+                flip=0.0,
+                alternate_flip=False,
+                colour_jitter=(0.0, 0.0, 0.0),
+                trivial_augment=False,
+                erase=0.0,
+                mixup=0.0,
+                cutmix=0.0,
             )
         )
 
@@ -68,15 +86,24 @@ class View:
         """Colour operations would turn a difference of 1 into a larger one: views that have any stay with Pillow."""
         return RESIZES_BY_TORCH and not any(self.colour_jitter) and not self.trivial_augment
 
+    def elsewhere(self) -> dict[str, Any]:
+        """Its values for a process that was started in another folder."""
+        values = asdict(self)
+        if self.transform:
+            values["transform"] = reference("transforms", self.transform, f"views.{self.name}.transform")
+        return values
+
     def digest(self) -> str:
         """Identifies the pixels: the name and the normalisation on the device do not count."""
         values = {key: value for key, value in asdict(self).items() if key not in ("name", "mean", "std")}
         if self.decode == "exact":
             del values["decode"]  # as before there was a choice
+        if not self.alternate_flip:
+            del values["alternate_flip"]
+        own = [values.pop(key) for key in ("transform", "transform_source", "transform_options")]
         if self.transform:
-            values["transform"] = source_digest("transforms", self.transform, f"views.{self.name}.transform")
-        else:
-            del values["transform"]
+            function = reference("transforms", self.transform, f"views.{self.name}.transform").rpartition(":")[2]
+            values["transform"] = [function, *own[1:]]
         resize = [13 if PILLOW_13 else 12, *(["torch"] if self.resizes_by_torch else [])]
         return hashlib.sha256(json.dumps([VERSION, *resize, values], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -107,12 +134,22 @@ def resolve_view(name: str, configured: "Mapping[str, ViewConfig] | None" = None
 
 
 def _from_config(name: str, recipe: "ViewConfig") -> View:
+    left_out = {"base", "sizes", "transform_options"}
     values: dict[str, Any] = {
-        key: value for key, value in recipe.model_dump(exclude={"base", "sizes"}).items() if value is not None
+        key: value for key, value in recipe.model_dump(exclude=left_out).items() if value is not None
     }
+    if recipe.transform is not None:
+        values["transform_options"] = _as_json(recipe.transform_options, f"views.{name}.transform_options")
     if recipe.sizes is not None:
         values["sizes"] = tuple(sorted(recipe.sizes.items()))
     if recipe.base is None and "crop" not in values:
         raise ConfigError(f"view {name!r} has neither base nor crop; set views.{name}.base to one of {list(SHIPPED)}")
     base = resolve_view(recipe.base) if recipe.base else View(name, crop=values["crop"])
     return replace(base, **{**values, "name": name})
+
+
+def _as_json(options: dict[str, Any], key: str) -> str:
+    try:
+        return json.dumps(options, sort_keys=True, allow_nan=False) if options else ""
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key} is {options!r}: {error}; options are numbers, texts, lists and mappings") from None

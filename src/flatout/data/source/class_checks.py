@@ -28,8 +28,9 @@ def refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
         )
 
 
-def compare_class_maps(train: list[str], val: list[str], where: str) -> None:
-    only_train, only_val = sorted(set(train) - set(val)), sorted(set(val) - set(train))
+def compare_class_maps(train: list[str], val: list[str], where: str, both_whole: bool = True) -> None:
+    """`both_whole`: a class without validation samples is wrong too, as an empty folder is."""
+    only_train, only_val = sorted(set(train) - set(val)) if both_whole else [], sorted(set(val) - set(train))
     if only_train or only_val:
         first = f"{only_val[0]!r} is only in val" if only_val else f"{only_train[0]!r} is only in train"
         raise DataError(

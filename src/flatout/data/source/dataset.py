@@ -1,38 +1,31 @@
 """A dataset: what its samples are, in a fixed order, and how to read them."""
 
 import hashlib
-import os
 import secrets
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.source.array_file import Arrays, pack_names, unpack_names
-from flatout.data.source.class_checks import compare_class_maps, refuse_empty_classes
+from flatout.data.source.class_checks import compare_class_maps
+from flatout.data.source.class_lists import kept_classes
+from flatout.data.source.formats.arrangement import Arrangement, Listing
+from flatout.data.source.formats.choose import arrange, open_source
 from flatout.data.source.identity import Origins, Words, are_known, as_words
-from flatout.data.source.layouts import (
-    ANNOTATIONS,
-    BY_FOLDERS,
-    Layout,
-    canonical,
-    find_layout,
-    users_layout,
-)
+from flatout.data.source.layouts import BY_FOLDERS, all_canonical, canonical, in_order
+from flatout.data.source.listing import list_store
+from flatout.data.source.member_reader import open_reader
+from flatout.data.source.name_split import chosen_by_name
 from flatout.data.source.pack import open_split, read_manifest
-from flatout.data.source.readers import ObjectReader, Reader, Source, look_at_files, read_source, store_counters
-from flatout.data.source.saved_index import LEAST_FILES, load_index, save_index
-from flatout.errors import DataChanged, DataError, ObjectMissing, StorageError
+from flatout.data.source.readers import Reader, Source, read_source, store_counters
+from flatout.errors import DataChanged, DataError, StorageError
 from flatout.sampling import uniforms
-from flatout.storage import is_fuse_mount, open_checked
 from flatout.storage.counters import StoreCounters
-from flatout.storage.local import FolderStore
-from flatout.storage.protocol import Entry, Range, Store
+from flatout.storage.protocol import Store
 
 if TYPE_CHECKING:  # not for workers: see views.py
     from flatout.config.schema import DataConfig
@@ -81,19 +74,16 @@ class Split:
     def fingerprint(self, classes: Sequence[str]) -> str:
         """By names and sizes: the same for a folder, a tar, a bucket or a pack of it, and for other contents of equal
         sizes. It says that two datasets differ, never that they are the same."""
-        digest = hashlib.sha256()
-        for name in classes:
-            digest.update(canonical(name) + b"\0")
-        for name, label, length in zip(self.names, self.labels.tolist(), self.lengths.tolist(), strict=True):
-            digest.update(b"%d %d " % (label, length) + canonical(name) + b"\0")
-        return digest.hexdigest()
+        rows = zip(self.labels.tolist(), self.lengths.tolist(), all_canonical(self.names), strict=True)
+        told = [*(canonical(name) + b"\0" for name in classes), *map(b"%d %d %b\0".__mod__, rows)]
+        return hashlib.sha256(b"".join(told)).hexdigest()
 
     def content_fingerprint(self, classes: Sequence[str]) -> str | None:
         """By names, labels and contents, wherever they are; None until every sample was read."""
         digests = self.known_digests()
         if not bool(are_known(digests).all()):
             return None
-        digest = hashlib.sha256(b"".join(canonical(name) + b"\0" for name in (*classes, "", *self.names)))
+        digest = hashlib.sha256(b"".join(name + b"\0" for name in all_canonical([*classes, "", *self.names])))
         digest.update(self.labels.astype("<i8").tobytes() + digests.tobytes())
         return digest.hexdigest()
 
@@ -182,92 +172,22 @@ def open_dataset(config: "DataConfig") -> Dataset:
     """List the store, find the layout, compare the class maps, apply the limits of the configuration."""
     if not config.path:
         raise DataError("data.path is not set; give a folder, a .tar or a URL, for example --set data.path=data/shapes")
-    store = open_checked(config.path)
-    manifest = read_manifest(store)
-    dataset = (
-        _from_files(store, config.path, config.layout) if manifest is None else _from_pack(store, manifest, config.path)
-    )
+    store, only = open_source(config.path)
+    manifest = read_manifest(store) if only is None else None
+    dataset = _from_files(store, only, config) if manifest is None else _from_pack(store, manifest, config.path)
     dataset = _limited(dataset, config)
+    if config.split is not None:
+        return split_by_name(dataset, config.split)
     return dataset if dataset.val is not None else _held_out(dataset, config.holdout)
 
 
-def _from_files(store: Store, path: str, finder: str) -> Dataset:
-    root = _indexed_root(store) if finder == BY_FOLDERS else None  # the index of a folder is of its own layout
-    saved = load_index(root) if root is not None else None
-    if saved is not None and isinstance(store, FolderStore):
-        with suppress(ObjectMissing):  # a file that is gone, under a folder that kept its time: listed again
-            return _from_saved(store, path, saved)
-    listed_ns = time.time_ns()
-    entries = {entry.name: entry for entry in store.entries()}
-    lengths = {name: entry.bytes for name, entry in entries.items()}
-
-    def read_text(name: str) -> str:
-        return _read_text(store, name)
-
-    if finder == BY_FOLDERS:
-        layout = find_layout(lengths, read_text, path)
-        refuse_empty_classes(store, layout, path)
-    else:
-        layout = users_layout(finder, lengths, read_text, path)
-    classes = sorted(layout.splits["train"], key=canonical)
-    train = _split(store, layout, "train", classes, entries)
-    val = _split(store, layout, "val", classes, entries) if "val" in layout.splits else None
-    notes = tuple(f"{name}/ in {path} holds no images and is no class" for name in layout.without_images)
-    dataset = Dataset(path, tuple(classes), train, val, notes)
-    if root is not None and len(lengths) >= LEAST_FILES:
-        annotations = [os.path.join(root, name) for name in lengths if name.endswith(f"/{ANNOTATIONS}")]
-        with suppress(OSError):  # a folder that is gone again: listed next time
-            save_index(root, [*_folders(root, lengths), *annotations], _index(dataset, layout.root), listed_ns)
-    return dataset
-
-
-def _indexed_root(store: Store) -> str | None:
-    """The folder whose index may be kept; a mounted bucket does not change a folder's time when objects are added."""
-    root = store.local_path("")
-    return None if root is None or (is_fuse_mount(root) or "").startswith("fuse") else os.path.realpath(root)
-
-
-def _folders(root: str, names: Iterable[str]) -> list[str]:
-    """Every folder in which a file could appear: those above the files, and folders that are still empty."""
-    found = {""}
-    for name in {os.path.dirname(name) for name in names}:
-        while name not in found:
-            found.add(name)
-            name = os.path.dirname(name)
-    waiting = list(found)
-    while waiting:
-        above = waiting.pop()
-        for item in os.scandir(os.path.join(root, above)):
-            name = os.path.join(above, item.name)
-            if name not in found and item.is_dir(follow_symlinks=False):
-                found.add(name)
-                waiting.append(name)
-    return [os.path.join(root, name) for name in sorted(found)]
-
-
-def _index(dataset: Dataset, root: str) -> Arrays:
-    arrays: Arrays = {"root": pack_names([root]), "classes": pack_names(dataset.classes)}
-    for name, split in (("train", dataset.train), ("val", dataset.val)):
-        if split is not None:
-            arrays[f"{name}.names"] = pack_names(split.names)
-            arrays[f"{name}.labels"] = split.labels
-    return arrays
-
-
-def _from_saved(store: FolderStore, path: str, saved: Arrays) -> Dataset:
-    (root,) = unpack_names(saved["root"])
-
-    def split(name: str) -> Split:
-        names = tuple(unpack_names(saved[f"{name}.names"]))
-        objects = tuple(root + each for each in names) if root else names
-        lengths, locators = look_at_files(store, objects)  # not in the index: a file may have changed in place
-        reader = ObjectReader(store, objects, lengths)
-        return Split(
-            names, saved[f"{name}.labels"], lengths, reader, np.arange(len(names)), _origins(store, name, locators)
-        )
-
-    val = split("val") if "val.names" in saved else None
-    return Dataset(path, tuple(unpack_names(saved["classes"])), split("train"), val)
+def _from_files(store: Store, only: str | None, config: "DataConfig") -> Dataset:
+    """`only` is the table that the path points at."""
+    found = arrange(Listing(store, list_store(store), config.path, config.label_column, only), config.layout)
+    classes = sorted(found.layout.splits["train"], key=canonical)
+    train = _split(found, "train", classes)
+    val = _split(found, "val", classes) if "val" in found.layout.splits else None
+    return Dataset(config.path, tuple(classes), train, val, found.notes)
 
 
 def _from_pack(store: Store, manifest: Mapping[str, Any], path: str) -> Dataset:
@@ -290,27 +210,20 @@ def _from_pack(store: Store, manifest: Mapping[str, Any], path: str) -> Dataset:
     return dataset
 
 
-def _read_text(store: Store, name: str) -> str:
-    (answer,) = store.read_many([Range(name)])
-    if isinstance(answer, StorageError):
-        raise answer
-    return answer.decode("utf-8", "surrogateescape")
-
-
-def _split(store: Store, layout: Layout, split: str, classes: list[str], entries: dict[str, Entry]) -> Split:
-    members = layout.splits[split]
+def _split(found: Arrangement, split: str, classes: list[str]) -> Split:
+    members, store = found.layout.splits[split], found.store
     if split == "val":
-        compare_class_maps(classes, sorted(members, key=canonical), store.url)
-    names, labels = [], []
-    for label, name in enumerate(classes):
-        ordered = sorted(members[name], key=canonical)
-        names += ordered
-        labels += [label] * len(ordered)
-    objects = tuple(layout.root + name for name in names)
-    sizes = np.array([entries[name].bytes for name in objects], np.int64)
-    reader = ObjectReader(store, objects, sizes)
-    origins = _origins(store, split, as_words([entries[name].locator for name in objects]))
-    return Split(tuple(names), np.array(labels, np.int64), sizes, reader, np.arange(len(names)), origins)
+        compare_class_maps(classes, sorted(members, key=canonical), store.url, found.kind == BY_FOLDERS)
+    ordered = [in_order(members.get(name, ())) for name in classes]
+    names = tuple(chain.from_iterable(ordered))
+    labels = np.repeat(np.arange(len(classes)), [len(each) for each in ordered])
+    objects = found.layout.objects_of(names)
+    rows = found.entries.rows_of(objects)
+    sizes = found.entries.sizes[rows]
+    origins = _origins(store, split, found.entries.locators[rows])
+    if found.digests:
+        origins.digests = as_words([found.digests[name] for name in objects])
+    return Split(names, labels, sizes, open_reader(store, objects, sizes), np.arange(len(names)), origins)
 
 
 def _origins(store: Store, split: str, locators: Words) -> Origins:
@@ -329,7 +242,7 @@ def _limited(dataset: Dataset, config: "DataConfig") -> Dataset:
     """Apply `classes` and `samples_per_class`; labels are renumbered from 0 in order of class name."""
     if config.classes is None and config.samples_per_class is None:
         return dataset
-    kept = _kept_classes(dataset.classes, config.classes)
+    kept, notes = kept_classes(dataset.classes, config.classes, config.unlisted, dataset.train.labels)
     renumbered = np.full(len(dataset.classes), -1, np.int64)
     renumbered[[dataset.classes.index(name) for name in kept]] = np.arange(len(kept))
 
@@ -342,22 +255,8 @@ def _limited(dataset: Dataset, config: "DataConfig") -> Dataset:
         return split.take(ids, labels[ids])
 
     val = narrow(dataset.val, None) if dataset.val else None
-    return Dataset(dataset.url, tuple(kept), narrow(dataset.train, config.samples_per_class), val, dataset.notes)
-
-
-def _kept_classes(known: tuple[str, ...], wanted: int | list[str] | None) -> list[str]:
-    if isinstance(wanted, list):
-        unknown = [name for name in wanted if name not in known]
-        if unknown:
-            raise DataError(f"data.classes names {unknown[0]!r}, which is not among the {len(known)} classes")
-        if not wanted:
-            raise DataError(
-                f"data.classes is an empty list; name some of the {len(known)} classes, or use null for all"
-            )
-        return sorted(set(wanted), key=canonical)
-    if wanted is not None and wanted > len(known):
-        raise DataError(f"data.classes is {wanted} but the dataset has {len(known)}; set it to at most {len(known)}")
-    return list(known[:wanted])
+    train = narrow(dataset.train, config.samples_per_class)
+    return Dataset(dataset.url, tuple(kept), train, val, (*dataset.notes, *notes))
 
 
 def _held_out(dataset: Dataset, share: float) -> Dataset:
@@ -373,4 +272,23 @@ def _held_out(dataset: Dataset, share: float) -> Dataset:
         return dataset
     note = f"no val split in {dataset.url}: held out {int(chosen.sum())} of {len(ids)} samples for validation"
     train, val = dataset.train.take(ids[~chosen]), dataset.train.take(ids[chosen])
+    return Dataset(dataset.url, dataset.classes, train, val, (*dataset.notes, note))
+
+
+def split_by_name(dataset: Dataset, share: float) -> Dataset:
+    """Validation by the name of each sample alone: one that is added or removed moves no other."""
+    if dataset.val is not None:
+        raise DataError(
+            f"data.split is {share} but {dataset.url} has a validation split of its own ({len(dataset.val)} samples); "
+            "remove data.split, or point data.path at the training samples"
+        )
+    split, count = dataset.train, len(dataset.train)
+    chosen = chosen_by_name([dataset.classes[label] for label in split.labels.tolist()], split.names, share)
+    if not chosen.any() or chosen.all():
+        raise DataError(f"data.split is {share}, which takes {int(chosen.sum())} of {count} samples; use another share")
+    ids = np.arange(count)
+    without = len(dataset.classes) - len(np.unique(split.labels[chosen]))
+    note = f"data.split: {int(chosen.sum())} of {count} samples of {dataset.url} are for validation, by their names"
+    note += f"; {without} of {len(dataset.classes)} classes have none there" if without else ""
+    train, val = split.take(ids[~chosen]), split.take(ids[chosen])
     return Dataset(dataset.url, dataset.classes, train, val, (*dataset.notes, note))

@@ -63,12 +63,14 @@ class Origins:
         digests: Words | None = None,
         expected: Words | None = None,
         stores_originals: bool = True,
+        files: bytes = b"",
     ) -> None:
         self.place = place
         self.locators = np.zeros((0, 2), np.uint64) if locators is None else locators
         self.digests = np.zeros_like(self.locators) if digests is None else digests
         self.expected = expected
-        self.verified = np.zeros(0 if expected is None else len(expected), bool)  # in this process
+        self.files = files  # locators of those in which what is `expected` lies; empty where they prove nothing
+        self.verified = np.zeros(0 if expected is None else len(expected), bool)  # as long as the files are these
         self.stores_originals = stores_originals  # else what is read says nothing of the original files
         self.changed: dict[str, bytes] = {}  # name -> digest that was read where another was known
         self.accepts_changes = False
@@ -99,6 +101,9 @@ class Origins:
     # The book: digests of one start for the next, by locator, so that only what is proven the same is recalled.
 
     def recall(self) -> None:
+        if self.expected is not None:
+            self._recall_verified()
+            return
         book = _read_book(self._book())
         if book is None or not len(self.locators):
             return
@@ -110,17 +115,35 @@ class Origins:
 
     def remember(self) -> None:
         """Only where something was learnt; a book that cannot be written is done without."""
+        if self.expected is not None:
+            self._remember_verified()
+            return
         known = are_known(self.digests) & are_known(self.locators)
-        if int(np.count_nonzero(known)) <= self._recalled or not self.stores_originals or self.expected is not None:
+        if int(np.count_nonzero(known)) <= self._recalled or not self.stores_originals:
             return
         self._recalled = int(np.count_nonzero(known))
         book = np.ascontiguousarray(np.concatenate([self.locators[known], self.digests[known]], axis=1)).tobytes()
-        path = self._book()
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(digest_of(book) + book)
-            os.replace(temporary, path)
+        _write_book(self._book(), book)
+
+    def _recall_verified(self) -> None:
+        """Nothing where a file is another one than it was, or the index."""
+        data = _book_bytes(self._book()) if self.files else None
+        if data is None or data[:DIGEST_BYTES] != self._stored_where():
+            return
+        bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=DIGEST_BYTES))
+        if len(bits) >= len(self.verified):
+            self.verified[:] = bits[: len(self.verified)]
+            self._recalled = int(np.count_nonzero(self.verified))
+
+    def _remember_verified(self) -> None:
+        count = int(np.count_nonzero(self.verified))
+        if self.files and count > self._recalled:
+            self._recalled = count
+            _write_book(self._book(), self._stored_where() + np.packbits(self.verified).tobytes())
+
+    def _stored_where(self) -> bytes:
+        assert self.expected is not None
+        return digest_of(self.files + self.expected.tobytes())
 
     def _book(self) -> Path:
         name = hashlib.sha256(self.place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -128,14 +151,26 @@ class Origins:
 
 
 def _read_book(path: Path) -> Words | None:
+    book = _book_bytes(path)
+    return None if book is None or len(book) % 32 else np.frombuffer(book, np.uint64).reshape(-1, 4)
+
+
+def _book_bytes(path: Path) -> bytes | None:
+    """None where there is none, or a damaged one: it is learnt again."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
     book = data[_FILE_DIGEST_BYTES:]
-    if not book or len(book) % 32 or digest_of(book) != data[:_FILE_DIGEST_BYTES]:  # damaged: learnt again
-        return None
-    return np.frombuffer(book, np.uint64).reshape(-1, 4)
+    return book if book and digest_of(book) == data[:_FILE_DIGEST_BYTES] else None
+
+
+def _write_book(path: Path, book: bytes) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(digest_of(book) + book)
+        os.replace(temporary, path)
 
 
 def to_digest(

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol, cast
 
 from flatout import plugins
@@ -16,16 +17,17 @@ from flatout.errors import DataError
 
 ANNOTATIONS = "val_annotations.txt"
 BY_FOLDERS = "folders"
-"""The data.layout that is not the user's own."""
 KNOWN_LAYOUTS = (
-    "expected train/<class>/<image> with val/<class>/<image>, <class>/<image>, Tiny-ImageNet as it comes, a .tar of "
-    "one of these, or a pack"
+    "expected train/<class>/<image> with val/<class>/<image>, <class>/<image>, Tiny-ImageNet as it comes, a .tar or "
+    ".zip of one of these, a table of labels, or a pack (all layouts: docs/data-layouts.md)"
 )
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 # by its ending, or without one; `lock` is what a run that trains in its own data folder has there
 _MAYBE_IMAGE = re.compile(
     r"\.(avif|bmp|dib|gif|hei[cf]|ico|j2k|jfif|jp2|jpe|jpe?g|p[bgnp]m|png|tga|tiff?|webp)$|(^|/)(?!lock$)[^./]+$", re.I
 )
+Folders = dict[str, list[str]]
+"""Names by the folder they are in, which ends with a slash: what holds for a folder is asked once for all its files."""
 _TABLE = re.compile(r"\.(arrow|csv|jsonl?|parquet|tsv|xlsx)$", re.I)
 
 
@@ -37,6 +39,14 @@ class Layout:
     train_prefix: str = ""  # train/ where there are splits
     splits: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     without_images: tuple[str, ...] = ()  # folders beside the classes, such as the runs/ of who trains in here
+    objects: dict[str, str] = field(default_factory=dict)
+    """Sample name -> name of its object, where that is not the sample's name under the root."""
+
+    def objects_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The object of every sample."""
+        if self.objects:
+            return tuple(self.objects.get(name) or self.root + name for name in names)
+        return tuple(self.root + name for name in names) if self.root else tuple(names)
 
 
 class LayoutFinder(Protocol):
@@ -63,12 +73,14 @@ def users_layout(finder: str, names: Collection[str], read_text: Callable[[str],
 
 def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: str) -> Layout:
     """Sort names into splits and classes. `read_text` is asked for the annotation file only."""
-    visible = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    visible = _visible(_by_parent(names))
     root = _root(visible)
-    inside = [name[len(root) :] for name in visible if name.startswith(root)]
-    tops = {name.split("/", 1)[0] for name in inside if "/" in name}
+    inside = {
+        folder[len(root) :]: [name[len(root) :] for name in each] if root else each for folder, each in visible.items()
+    }
+    tops = {folder.split("/", 1)[0] for folder in inside if folder}
     layout = Layout(root, "train/" if "train" in tops else "")
-    classes = _by_folder(inside, layout.train_prefix)
+    classes = _by_class(inside, layout.train_prefix)
     if not layout.train_prefix:
         layout.without_images = tuple(name for name, members in classes.items() if not holds_images(members))
     layout.splits["train"] = {name: each for name, each in classes.items() if name not in layout.without_images}
@@ -82,29 +94,52 @@ def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: st
     return layout
 
 
+def _by_parent(names: Iterable[str]) -> Folders:
+    folders: Folders = {}
+    for name in names:
+        folder = name[: name.rfind("/") + 1]
+        if folder in folders:
+            folders[folder].append(name)
+        else:
+            folders[folder] = [name]
+    return folders
+
+
+def _visible(folders: Folders) -> Folders:
+    """Without hidden files, and files of hidden folders."""
+    visible = {}
+    for folder, names in folders.items():
+        if not any(part.startswith(".") for part in folder.split("/")):
+            hidden = folder + "."
+            if shown := [name for name in names if not name.startswith(hidden)]:
+                visible[folder] = shown
+    return visible
+
+
 def holds_images(names: Iterable[str]) -> bool:
     """Whether one of the names may be that of an image."""
     return any(_MAYBE_IMAGE.search(name) for name in names)
 
 
-def _refuse_flat(names: list[str], top: str, classes: dict[str, list[str]], where: str) -> None:
+def _refuse_flat(folders: Folders, top: str, classes: dict[str, list[str]], where: str) -> None:
     if not classes:
-        inside = [name for name in names if name.startswith(f"{top}/")]
+        inside = [name for folder, names in folders.items() if folder.startswith(f"{top}/") for name in names]
         raise DataError(
             f"{top}/ of {where} has no folder per class: it holds {_list_found(inside)}; sort them into "
             f"{top}/<class>/ with the classes of train/, or move {top}/ away to have a share of train/ held out"
         )
 
 
-def _refuse_other_layouts(names: list[str], layout: Layout, where: str) -> None:
+def _refuse_other_layouts(folders: Folders, layout: Layout, where: str) -> None:
     classes = layout.splits["train"]
+    names = chain.from_iterable(folders.values())
     if not any(holds_images(members) for members in classes.values()):
-        raise DataError(f"no class folders of images in {where}: found {_list_found(names)}; {KNOWN_LAYOUTS}")
+        raise DataError(f"no class folders of images in {where}: found {_list_found(list(names))}; {KNOWN_LAYOUTS}")
     table = next((name for name in sorted(names) if _TABLE.search(name)), None) if len(classes) == 1 else None
     if table:
         raise DataError(
-            f"{where} holds {table!r} and one folder of images, {next(iter(classes))!r}: labels are not read from "
-            f"tables yet, the folder of an image is its class; {KNOWN_LAYOUTS}"
+            f"{where} holds {table!r} and one folder of images, {next(iter(classes))!r}: a table of labels has a "
+            f"header with path and label, and paths relative to it; {KNOWN_LAYOUTS}"
         )
 
 
@@ -118,42 +153,43 @@ def _list_found(names: Sequence[str]) -> str:
     return f"{len(names):,} file{'s' * (len(names) > 1)} ({counts}), such as {min(names)!r}"
 
 
-def _root(names: list[str]) -> str:
+def _root(folders: Folders) -> str:
     """Folders that hold everything (as in a tar of one folder) are stepped over."""
     root = ""
+    files = sum(map(len, folders.values()))
     while True:
-        tops = {name[len(root) :].split("/", 1)[0] for name in names}
-        if len(tops) != 1 or "train" in tops or not all("/" in name[len(root) :] for name in names):
+        tops = {folder[len(root) :].split("/", 1)[0] for folder in folders}
+        if len(tops) != 1 or "train" in tops or root in folders:
             return root
         deeper = f"{root}{tops.pop()}/"
-        direct = sum(name.count("/", len(deeper)) == 0 for name in names)
-        if 2 * direct > len(names) and not any(name.startswith(f"{deeper}train/") for name in names):
+        direct = len(folders.get(deeper, ()))
+        if 2 * direct > files and not any(folder.startswith(f"{deeper}train/") for folder in folders):
             return root  # its files are samples, not a README beside the classes: this is the only class
         root = deeper
 
 
-def _by_folder(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
+def _by_class(folders: Folders, prefix: str) -> dict[str, list[str]]:
+    """Names in the folders under `prefix`, by the first of these."""
     classes: dict[str, list[str]] = {}
-    nested: set[str] = set()  # classes that keep their images in a folder `images`
-    for name in names:
-        if name.startswith(prefix):
-            parts = name[len(prefix) :].split("/")
-            if len(parts) >= 2:
-                classes.setdefault(parts[0], []).append(name)
-            if len(parts) >= 3 and parts[1] == "images":
-                nested.add(parts[0])
-    for wnid in nested:
-        classes[wnid] = [name for name in classes[wnid] if name.startswith(f"{prefix}{wnid}/images/")]
+    nested = set()  # classes that keep their images in a folder `images`
+    for folder in folders:
+        parts = folder[len(prefix) :].split("/") if folder.startswith(prefix) else []
+        if len(parts) >= 3 and parts[1] == "images":
+            nested.add(parts[0])
+    for folder, names in folders.items():
+        wnid = folder[len(prefix) :].split("/", 1)[0] if folder.startswith(prefix) else ""
+        if wnid and (wnid not in nested or folder.startswith(f"{prefix}{wnid}/images/")):
+            classes.setdefault(wnid, []).extend(names)
     return classes
 
 
-def _validation(names: list[str], top: str, read_text: Callable[[str], str]) -> dict[str, list[str]]:
-    if f"{top}/{ANNOTATIONS}" not in names:
-        return _by_folder(names, f"{top}/")
+def _validation(folders: Folders, top: str, read_text: Callable[[str], str]) -> dict[str, list[str]]:
+    if f"{top}/{ANNOTATIONS}" not in folders.get(f"{top}/", ()):
+        return _by_class(folders, f"{top}/")
     classes: dict[str, list[str]] = {}
     labels = _parse_annotations(read_text(f"{top}/{ANNOTATIONS}"), f"{top}/{ANNOTATIONS}")
-    for name in names:
-        if name.startswith(f"{top}/images/"):
+    for folder, names in folders.items():
+        for name in names if folder.startswith(f"{top}/images/") else ():
             label = labels.get(name.rsplit("/", 1)[1])
             if label is None:
                 raise DataError(f"{name} has no line in {top}/{ANNOTATIONS}; add its class there or remove the file")
@@ -174,3 +210,15 @@ def _parse_annotations(text: str, name: str) -> dict[str, str]:
 def canonical(name: str) -> bytes:
     """The bytes of a name, the same on every store; names sort by them."""
     return os.fsencode(name)
+
+
+def all_canonical(names: Sequence[str]) -> list[bytes]:
+    """Of many, at once."""
+    found = os.fsencode("\0".join(names)).split(b"\0")
+    return found if len(found) == len(names) else [canonical(name) for name in names]  # a name may hold a zero byte
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """By their bytes."""
+    ascii_only = "".join(names).isascii()  # then characters have the order of their bytes
+    return sorted(names) if ascii_only else sorted(names, key=canonical)

@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from flatout.data.source.identity import Origins, Words, as_words, digest_of
 from flatout.data.source.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.storage.counters import StoreCounters
-from flatout.storage.locators import NO_LOCATOR
+from flatout.storage.locators import NO_LOCATOR, file_locator
 from flatout.storage.protocol import Range, Store, counters_of
 
 MANIFEST = "pack.json"
@@ -31,6 +32,7 @@ MODES = ("original", "resized", "decoded")
 MAGIC, VERSION = b"FLATPACK", 2
 _READABLE = (1, VERSION)  # version 1 has no digests of the original files, and other ones of what is stored
 _HEADER = struct.Struct("<8sIIQQ32s")
+_SETTLED_NANOSECONDS = 2 * 10**9
 _MAX_SAMPLES, _MAX_NAME_BYTES, _MAX_SHARD_BYTES = 2**31, 4096, 2**62
 _ARRAYS = (
     ("offset", "<u8"),
@@ -166,7 +168,23 @@ class PackReader:
         if self.index.version == 1:
             return Origins(place, self._shard_locators(), stores_originals=originals)
         stored = as_words(arrays["digest"])
-        return Origins(place, stored, as_words(arrays["content"]), stored, originals)
+        origins = Origins(place, stored, as_words(arrays["content"]), stored, originals, self._shard_files())
+        origins.recall()
+        return origins
+
+    def _shard_files(self) -> bytes:
+        """Locators of shards whose pixels are compared with the index once; empty where a change could go unseen."""
+        paths = [self.store.local_path(name) for name in self.shard_names]
+        if self.index.mode != "decoded" or None in paths:
+            return b""
+        try:
+            found = [os.stat(path) for path in paths if path is not None]
+        except OSError:
+            return b""
+        now = time.time_ns()
+        if any(abs(now - each.st_ctime_ns) < _SETTLED_NANOSECONDS for each in found):
+            return b""  # changed again within the clock's grain it would look the same
+        return b"".join(map(file_locator, found))
 
     def _shard_locators(self) -> Words:
         """Of each sample by its shard's; unknown where the store cannot say."""

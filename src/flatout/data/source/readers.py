@@ -9,12 +9,9 @@ from typing import NamedTuple, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.pixels.decode import native
-from flatout.data.source.identity import CAN_DIGEST, DIGEST_BYTES, Words, as_words
 from flatout.errors import ObjectMissing, StorageError
 from flatout.storage.counters import StoreCounters
 from flatout.storage.local import FolderStore, OpenFile, TarStore, read_at
-from flatout.storage.locators import file_locator
 from flatout.storage.protocol import Range, Store, counters_of
 
 Rows = NDArray[np.int64]
@@ -145,28 +142,6 @@ class ObjectReader:
 
 def pack_paths(names: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     """All names, each ended by a zero byte as the kernel takes them, and where each begins."""
-    encoded = [os.fsencode(name) for name in names]
-    ends = np.cumsum([len(name) + 1 for name in encoded], dtype=np.int64)
-    return b"\0".join([*encoded, b""]), np.concatenate([[0], ends[:-1]]).astype(np.int64)
-
-
-def look_at_files(store: FolderStore, names: Sequence[str]) -> tuple[NDArray[np.int64], Words]:
-    """Size and locator of every file, without opening any; ObjectMissing where one is no file any more."""
-    sizes, locators = np.zeros(len(names), np.int64), np.zeros((len(names), DIGEST_BYTES), np.uint8)
-    if not names:
-        return sizes, as_words(locators)
-    if native is not None and CAN_DIGEST:
-        missing = native.locate_files(store.folder(), *pack_paths(names), sizes, locators)
-    else:
-        missing = 0
-        for number, name in enumerate(names):
-            try:
-                status = os.stat(os.path.join(store.root, name))
-            except OSError:
-                missing += 1
-                continue
-            sizes[number] = status.st_size
-            locators[number] = np.frombuffer(file_locator(status), np.uint8)
-    if missing:
-        raise ObjectMissing(f"{missing} of {len(names)} files of {store.root} are not there any more")
-    return sizes, as_words(locators)
+    blob = os.fsencode("\0".join([*names, ""]))
+    ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == 0)
+    return blob, np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)

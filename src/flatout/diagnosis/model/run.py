@@ -16,7 +16,8 @@ class RunParts:
     """What a run consists of; seconds of one validation and of one checkpoint."""
 
     step: Interval
-    steps_per_epoch: int
+    steps_per_epoch: float
+    """Of the mean epoch: the last may be cut short."""
     epochs: int
     startup: Interval = ZERO
     staging: Interval = ZERO

@@ -4,6 +4,8 @@ from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, savin
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
+_LEAST_SHARE = 0.3  # of the work for a batch: less is not what limits it, whatever else there is
+
 
 def augment_dominates(signals: Signals) -> bool:
     """More than 60 % of the work: no number of workers makes that a reasonable share."""
@@ -45,14 +47,15 @@ def find(signals: Signals) -> Finding | None:
     if not signals.step.starved or load is None or signals.fetch_bound:
         return None
     busy = signals.cores_saturated or signals.input.active_workers >= signals.host.cores
-    if not augment_dominates(signals) and not (busy and load.augment_seconds > load.decode_seconds):
+    matters = load.augment_seconds > max(load.decode_seconds, _LEAST_SHARE * load.seconds)
+    if not augment_dominates(signals) and not (busy and matters):
         return None
     rest = 1 - load.augment_seconds / signals.work_seconds if signals.work_seconds > 0 else 1.0
     return saving(
         signals,
         "augment-bound",
         "data-augment",
-        f"Augmentation is the limit: {percent(signals.step.wait_share)} of each step waits for data, and augmenting is "
+        f"Augmentation is the limit: {percent(signals.data_wait_share)} of the run waits for data, and augmenting is "
         f"{percent(load.augment_seconds / load.seconds)} of the work for it",
         (
             f"augmenting takes {format_seconds(load.augment_seconds / signals.batch)} an image, decoding "

@@ -20,7 +20,7 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "bursty-loading",
         "data-fetch" if fetching else "data-workers",
-        f"Batches come in bursts: {percent(signals.step.wait_share)} of each step waits for data although workers are "
+        f"Batches come in bursts: {percent(signals.data_wait_share)} of the run waits for data although workers are "
         "quick enough on average",
         (
             f"the time to prepare a batch varies by {percent(spread)}; {signals.input.prefetch} batches are prepared "

@@ -1,13 +1,63 @@
-"""Something else takes the processor away from this run."""
+"""Somebody else has the cores: a quota, the host, other processes. Whatever part of the run waited for them."""
 
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
+from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.rules.augment_bound import holds_the_lock
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
+_WORTH_NAMING = 0.15  # of the time that cores were missing
+_LEAST_SHARE = 0.03  # of the run
+
 
 def find(signals: Signals) -> Finding | None:
-    return _slower_than_calibrated(signals) or _others_compute(signals)
+    return _cores_taken(signals) or _slower_than_calibrated(signals)
+
+
+def who_has_the_cores(signals: Signals) -> list[tuple[str, str]]:
+    """Outsiders, whoever had most first: in words, and what can be done."""
+    held, host = signals.contention.holders, signals.host
+    said = {
+        "quota": (
+            f"a CPU quota of {host.quota_cores or 0:.2g} cores withholds",
+            f"raise the container's CPU quota of {host.quota_cores or 0:.2g} cores",
+        ),
+        "neighbours": (
+            f"other processes have ({host.other_cores:.1f} of {host.machine_cores} cores)",
+            "end what else runs here",
+        ),
+        "host": (
+            "other virtual machines of this host have (steal)",
+            "use a machine whose cores are not shared",
+        ),
+    }
+    shares = {"quota": held.quota, "neighbours": held.neighbours, "host": held.host}
+    order = sorted(shares, key=lambda name: -shares[name])
+    return [said[name] for name in order if shares[name] >= _WORTH_NAMING * held.outside and shares[name] > 0]
+
+
+def _cores_taken(signals: Signals) -> Finding | None:
+    contention = signals.contention
+    seconds = contention.outside()
+    if signals.time.share(seconds) <= _LEAST_SHARE:
+        return None
+    who = who_has_the_cores(signals)
+    parts = sorted(contention.by_part.items(), key=lambda item: -item[1])[:3]
+    throttled = sum((row.throttled_cores or 0.0) * row.seconds for row in signals.host.rows)
+    return saving(
+        signals,
+        "busy-host",
+        "host",
+        f"{percent(signals.time.share(seconds))} of the run waits for cores that "
+        + " and ".join(words for words, _ in who),
+        (
+            "waiting for a core: "
+            + ", ".join(f"{name.replace('_', ' ')} {format_seconds(each)}" for name, each in parts),
+            *([f"the quota held threads back for {format_seconds(throttled)} in all"] if throttled > 0 else []),
+        ),
+        Fix("; ".join(remedy for _, remedy in who)),
+        Interval(seconds, 0.7 * seconds, 1.1 * seconds),
+    )
 
 
 def _slower_than_calibrated(signals: Signals) -> Finding | None:
@@ -15,7 +65,7 @@ def _slower_than_calibrated(signals: Signals) -> Finding | None:
     late = signals.late_seconds
     if late == 0 or holds_the_lock(signals):
         return None
-    computed = (signals.time.computing_seconds) / signals.step.done
+    computed = signals.time.computing_seconds / signals.step.done
     expected = computed - late
     return saving(
         signals,
@@ -26,22 +76,4 @@ def _slower_than_calibrated(signals: Signals) -> Finding | None:
         (f"{percent(late / expected)} more than the emulated device is set to",),
         Fix("end what else runs here, or use fewer workers, so that the training thread is not kept waiting"),
         faster_steps(signals, signals.step.seconds - late),
-    )
-
-
-def _others_compute(signals: Signals) -> Finding | None:
-    cpu, own = signals.host.cpu_share, signals.host.process_cores
-    if not cpu or not own or signals.device.kind != "cpu" or signals.step.starved:
-        return None
-    busy, ours, others = sum(cpu) / len(cpu) * signals.host.cores, sum(own) / len(own), signals.host.other_cores
-    if busy < 0.9 * signals.host.cores or others < 0.35 * signals.host.cores:
-        return None
-    return saving(
-        signals,
-        "busy-host",
-        "host",
-        f"Other processes use {others:.1f} of {signals.host.cores} cores",
-        (f"the machine is {percent(busy / signals.host.cores)} busy, this run uses {ours:.1f} cores",),
-        Fix("end what else runs here"),
-        faster_steps(signals, signals.step.seconds * (1 - others / signals.host.cores), error=0.3),
     )

@@ -20,7 +20,7 @@ def find(signals: Signals) -> Finding | None:
         "cold-producers",
         "data-fetch",
         f"Producers of shared batches start cold: {shared.cold_starts} of {shared.made} batches waited for a start",
-        (f"{percent(cold)} cold starts; {percent(signals.step.wait_share)} of each step waits for data",),
+        (f"{percent(cold)} cold starts; {percent(signals.data_wait_share)} of the run waits for data",),
         Fix("keep functions warm (provisioned concurrency), or make batches by fewer of them: flatout serve --threads"),
         faster_steps(signals, signals.step.seconds - min(1.0, 2 * cold) * signals.step.wait_seconds, error=0.5),
     )

@@ -7,7 +7,7 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.time.part("copy")
+    seconds = signals.net("copy")
     if signals.time.share(seconds) <= 0.05 or not signals.step.done:
         return None
     return saving(

@@ -18,7 +18,7 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "decode-bound",
         "data-decode",
-        f"Decoding is the limit: {percent(signals.step.wait_share)} of each step waits for data while "
+        f"Decoding is the limit: {percent(signals.data_wait_share)} of the run waits for data while "
         f"{min(signals.cores_busy, signals.host.cores):.1f} of {signals.host.cores} cores are busy",
         (
             f"decoding takes {format_seconds(load.decode_seconds / signals.batch)} an image, "

@@ -18,8 +18,8 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "disk-cap",
         "data-fetch",
-        f"The disk is the limit: busy {percent(mean)} of the time while {percent(signals.step.wait_share)} of each "
-        "step waits for data",
+        f"The disk is the limit: busy {percent(mean)} of the time while {percent(signals.data_wait_share)} of the "
+        "run waits for data",
         (f"it gave at most {format_bytes(rate)}/s",),
         Fix("a faster volume, or less to read: flatout data pack with resized images"),
         faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.5), error=0.3),

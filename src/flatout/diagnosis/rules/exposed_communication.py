@@ -12,14 +12,16 @@ def find(signals: Signals) -> Finding | None:
     if ranks is None or ranks.communication_seconds is None or signals.step.seconds <= 0:
         return None
     exposed = ranks.communication_seconds
+    if ranks.nodes < 2 and signals.device.kind != "cuda":
+        return None  # through this machine's memory: ranks that share cores wait for each other, not for a link
     if exposed <= 0.1 * signals.step.seconds or capped_at(signals) is not None or straggler_seconds(signals) > 0:
         return None
     return saving(
         signals,
         "exposed-communication",
         "network",
-        f"{percent(exposed / signals.step.seconds)} of each step waits for gradients to be exchanged between "
-        f"{ranks.world_size} ranks",
+        f"{percent(signals.time.share(exposed * signals.step.done))} of the run waits for gradients to be exchanged "
+        f"between {ranks.world_size} ranks",
         (f"{format_seconds(exposed)} a step are not hidden behind the backward pass",),
         Fix(
             "send gradients in 16 bits, exchange them every few steps (local steps), or use a faster link",

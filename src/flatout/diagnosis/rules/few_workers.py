@@ -23,7 +23,7 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "few-workers",
         "data-workers",
-        f"Too few loader workers: {percent(signals.step.wait_share)} of each step waits for data while "
+        f"Too few loader workers: {percent(signals.data_wait_share)} of the run waits for data while "
         f"{signals.idle_cores:.1f} of {signals.host.cores} cores are idle",
         (
             f"{signals.input.active_workers} worker(s) at work take {format_seconds(load.seconds)} for a batch, the "

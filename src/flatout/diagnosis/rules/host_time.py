@@ -7,7 +7,7 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.time.part("other")
+    seconds = signals.net("other")
     stepping = signals.time.after_start_seconds
     if not signals.step.done or stepping <= 0 or seconds / stepping <= 0.05 or seconds / signals.step.done < 0.004:
         return None

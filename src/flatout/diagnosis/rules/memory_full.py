@@ -9,7 +9,13 @@ from flatout.units import format_bytes
 def find(signals: Signals) -> Finding | None:
     peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
     ranks = signals.world_size
-    if peak is None or not total or peak < room_bytes(total, ranks) or signals.recipe.checkpointing:
+    if (
+        signals.device.kind != "cuda"
+        or peak is None
+        or not total
+        or peak < room_bytes(total, ranks)
+        or signals.recipe.checkpointing
+    ):
         return None
     return Finding(
         "memory-full",

@@ -1,32 +1,58 @@
-"""Memory that only grows: the run will be killed."""
+"""Memory that only grows: a longer run will be killed."""
 
-from itertools import pairwise
+import statistics
+from bisect import bisect
+from collections.abc import Sequence
 
 from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_bytes, format_seconds
 
-_LEAST_BYTES, _LEAST_SAMPLES, _SOON_SECONDS = 100e6, 5, 24 * 3600.0
+_LEAST_SAMPLES = 8  # of the second half of the run; fewer lie on a line by luck
+_LEAST_BYTES = 50e6
+_LEAST_SHARE = 0.10  # of what is held in the middle of the run
+_STRAIGHT = 0.9  # of the variance that a straight line explains
+_SOON_SECONDS = 24 * 3600.0
 
 
 def find(signals: Signals) -> Finding | None:
-    resident, seconds = signals.host.resident_bytes, signals.host.seconds
-    half = len(resident) // 2
-    late = list(zip(seconds[half:], resident[half:], strict=False))
-    if len(late) < _LEAST_SAMPLES:
+    """The second half alone: until then caches fill and allocators find their size."""
+    half = len(signals.host.resident_bytes) // 2
+    held, at = signals.host.resident_bytes[half:], signals.host.seconds[half:]
+    if len(held) < _LEAST_SAMPLES or len(at) != len(held) or at[-1] <= at[0]:
         return None
-    passed, grown = late[-1][0] - late[0][0], late[-1][1] - late[0][1]
-    rising = sum(after[1] > before[1] for before, after in pairwise(late))
-    if grown < _LEAST_BYTES or passed <= 0 or rising < 0.8 * (len(late) - 1):
+    thirds = [statistics.fmean(held[len(held) * part // 3 : len(held) * (part + 1) // 3]) for part in range(3)]
+    grown = held[-1] - held[0]
+    steady = thirds[2] - thirds[1] > 0.6 * (thirds[1] - thirds[0]) > 0
+    if grown < max(_LEAST_BYTES, _LEAST_SHARE * held[0]) or not steady:
         return None
+    if max(_straightness(at, held), _straightness(_steps_done(signals, at), held)) < _STRAIGHT:
+        return None
+    rate = grown / (at[-1] - at[0])
     free = signals.host.available_bytes[-1] if signals.host.available_bytes else signals.host.memory_total_bytes
-    lasts = None if free is None else free / (grown / passed)
+    lasts = None if free is None else free / rate
     return Finding(
         "memory-growth",
         "memory",
-        f"Memory grows by {format_bytes(grown / passed)} a second and never falls"
-        + ("" if lasts is None else f": the run is out of memory in {format_seconds(lasts)}"),
-        (f"{format_bytes(late[0][1])} in the middle of the run, {format_bytes(late[-1][1])} at the end",),
+        f"Memory grows by {format_bytes(rate)} a second and never falls"
+        + ("" if lasts is None else f": a run that goes on is out of memory in {format_seconds(lasts)}"),
+        (
+            f"{format_bytes(held[0])} in the middle of the run, {format_bytes(held[-1])} at the end, "
+            f"in {len(held)} readings over {format_seconds(at[-1] - at[0])}",
+        ),
         Fix("look for what is kept from step to step (losses with their graph, growing lists, caches without a limit)"),
         urgent=lasts is None or lasts < _SOON_SECONDS,
     )
+
+
+def _straightness(axis: Sequence[float], held: Sequence[float]) -> float:
+    """The share of the variance of `held` that a line over the axis explains."""
+    if len(set(axis)) < _LEAST_SAMPLES // 2 or len(set(held)) < 2:
+        return 0.0
+    return statistics.correlation(axis, held) ** 2
+
+
+def _steps_done(signals: Signals, at: Sequence[float]) -> list[float]:
+    """What leaks with every step does not while a run validates."""
+    ends = [step.time_unix for step in signals.steps if step.time_unix is not None]
+    return [float(bisect(ends, moment)) for moment in at]

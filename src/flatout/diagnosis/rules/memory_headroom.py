@@ -8,7 +8,13 @@ from flatout.units import format_bytes
 
 def find(signals: Signals) -> Finding | None:
     peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
-    if peak is None or not total or peak >= 0.6 * total or signals.recipe.checkpointing:
+    if (
+        signals.device.kind != "cuda"
+        or peak is None
+        or not total
+        or peak >= 0.6 * total
+        or signals.recipe.checkpointing
+    ):
         return None
     ranks = signals.world_size
     larger = int(signals.recipe.batch_size * room_bytes(total, ranks) / peak) // 8 * 8

@@ -9,7 +9,7 @@ def find(signals: Signals) -> Finding | None:
     peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
     if not signals.recipe.checkpointing or peak is None or not total or peak >= 0.5 * total:
         return None
-    forward = signals.time.part("forward")
+    forward = signals.net("forward")
     return saving(
         signals,
         "needless-checkpointing",

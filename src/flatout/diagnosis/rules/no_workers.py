@@ -15,8 +15,8 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "no-workers",
         "data-workers",
-        f"Batches are prepared in the training thread (data.workers = 0): {percent(signals.step.wait_share)} of each "
-        "step waits for data",
+        f"Batches are prepared in the training thread (data.workers = 0): {percent(signals.data_wait_share)} of the "
+        "run waits for data",
         (
             f"a batch takes {format_seconds(load_seconds)} to prepare, the rest of the step "
             f"{format_seconds(signals.step.own_seconds)}",

@@ -8,8 +8,8 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.time.part("optimizer") - min(signals.step.warm_up_seconds, signals.time.part("optimizer"))
-    computing = signals.time.computing_seconds + seconds
+    seconds = signals.net("optimizer") - min(signals.step.warm_up_seconds, signals.net("optimizer"))
+    computing = signals.net("forward", "backward") + seconds
     if signals.step.done < 10 or computing <= 0 or seconds <= 0.3 * computing or find_small_batch(signals) is not None:
         return None
     return saving(

@@ -19,6 +19,8 @@ def capped_at(signals: Signals) -> float | None:
     ranks = signals.ranks
     if ranks is None or ranks.communication_seconds is None or straggler_seconds(signals) > 0:
         return None
+    if ranks.interface == "lo" or ranks.nodes < 2:
+        return None  # no port is between ranks of one machine
     if ranks.communication_seconds <= 0.1 * signals.step.seconds:
         return None
     if ranks.cap_bits_per_second is not None:  # measured before the first step
@@ -31,14 +33,14 @@ def find(signals: Signals) -> Finding | None:
     if cap is None or ranks is None or ranks.communication_seconds is None:
         return None
     seen = ranks.link_bits_per_second or ranks.peak_bits_per_second
+    waits = signals.time.share(ranks.communication_seconds * signals.step.done)
     faster = next((each for each in ROUND_CAPS_BITS_PER_SECOND if each > 5 * cap), 10 * cap)
     return saving(
         signals,
         "port-speed",
         "network",
         f"The network is the limit: it carries {format_bits_per_second(seen)}, a "
-        f"{format_bits_per_second(cap)} port, and {percent(ranks.communication_seconds / signals.step.seconds)} of a "
-        "step waits for gradients",
+        f"{format_bits_per_second(cap)} port, and {percent(waits)} of the run waits for gradients",
         (
             f"{format_seconds(ranks.communication_seconds)} of {format_seconds(signals.step.seconds)} a step wait for "
             f"communication; {format_bytes(cap / 8)}/s is all this port can move",

@@ -34,7 +34,7 @@ def _workers_idle_but_starved(signals: Signals) -> Finding | None:
     return Finding(
         "loading-unexplained",
         "unexplained",
-        f"No verdict: {percent(signals.step.wait_share)} of each step waits for data, but what is known of the work "
+        f"No verdict: {percent(signals.data_wait_share)} of the run waits for data, but what is known of the work "
         f"for a batch explains only {format_seconds(possible)} of {format_seconds(signals.step.seconds)}",
         ("time passes between the workers and the training thread, or in a part of loading that is not measured",),
         Fix("look at the lanes of the workers in trace.json; calibrate: flatout probe"),

@@ -17,7 +17,7 @@ def find(signals: Signals) -> Finding | None:
         "retries",
         "data-fetch",
         f"The store is unreliable: {store.retries} of {store.requests} requests had to be sent again",
-        (f"{percent(share)} retried; {percent(signals.step.wait_share)} of each step waits for data",),
+        (f"{percent(share)} retried; {percent(signals.data_wait_share)} of the run waits for data",),
         Fix(
             "look at the path to the store (proxy, VPN, region); stage the data to read it once", {"data.stage": "auto"}
         ),

@@ -1,4 +1,4 @@
-"""Most of a step does not depend on the batch: launches, the optimizer, bookkeeping."""
+"""Most of a step does not depend on the batch: launches, the optimizer, bookkeeping; or is paid for each part of it."""
 
 from flatout.diagnosis.finding import Finding, Fix, percent, saving
 from flatout.diagnosis.model.interval import Interval
@@ -6,6 +6,8 @@ from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
 _SMALL, _TINY = 16, 4
+_LEAST_STEPS = 10
+_ROOM = 3  # a whole batch may take so many times the memory of the run
 _LAUNCH_SHARE = Interval(0.5, 0.2, 0.85)
 """Of forward and backward on a tiny batch: what one batch size alone cannot tell from arithmetic."""
 
@@ -13,21 +15,50 @@ _LAUNCH_SHARE = Interval(0.5, 0.2, 0.85)
 def fixed_seconds(signals: Signals) -> Interval:
     """Of a step: what a larger batch would not make longer. An emulated device says so itself."""
     steps = max(1, signals.step.done)
-    warm_up = min(signals.step.warm_up_seconds, signals.time.part("optimizer"))
-    around = Interval.exact((signals.time.part("optimizer") - warm_up) / steps)
+    warm_up = min(signals.step.warm_up_seconds, signals.net("optimizer"))
+    around = Interval.exact((signals.net("optimizer") - warm_up) / steps)
     if signals.device.emulated_base_seconds is not None:
         return around + signals.device.emulated_base_seconds
     if signals.recipe.batch_size > _TINY:
         return around
-    return around + _LAUNCH_SHARE * ((signals.time.computing_seconds) / steps)
+    return around + _LAUNCH_SHARE * (signals.net("forward", "backward") / steps)
 
 
 def find(signals: Signals) -> Finding | None:
+    return _cut(signals) or _small(signals)
+
+
+def _cut(signals: Signals) -> Finding | None:
+    """A batch in parts that would fit in one: what does not depend on the size is paid once for each part."""
+    parts, steps = signals.recipe.accumulate, signals.step.done
+    peak, total = signals.device.memory_peak_bytes, signals.device.memory_total_bytes
+    if parts < 2 or steps < _LEAST_STEPS or (peak is not None and total and peak * _ROOM > total):
+        return None
+    size, base = signals.recipe.batch_size / parts, signals.device.emulated_base_seconds
+    once = Interval.exact(base) if base is not None else Interval.exact(0.0)
+    if base is None and size <= _TINY:
+        once = _LAUNCH_SHARE * (signals.net("forward", "backward") / steps / parts)
+    saved = once * (steps * (parts - 1))
+    if signals.time.share(saved.value) <= 0.03:
+        return None
+    return saving(
+        signals,
+        "many-parts",
+        "host",
+        f"Batches are computed in {parts} parts of {size:.0f}: what does not depend on the size of a part takes "
+        f"{percent(signals.time.share(saved.value))} of the run more than in one",
+        (f"{format_seconds(once.value)} for each part; memory would hold the whole batch",),
+        Fix("compute each batch in one part", {"train.accumulate": 1}),
+        Interval(saved.value, 0.8 * saved.low, 1.2 * saved.high),
+    )
+
+
+def _small(signals: Signals) -> Finding | None:
     if (
         signals.recipe.batch_size > _SMALL
         or signals.step.starved
         or signals.step.own_seconds <= 0
-        or signals.step.done < 10
+        or signals.step.done < _LEAST_STEPS
     ):
         return None
     fixed = fixed_seconds(signals)

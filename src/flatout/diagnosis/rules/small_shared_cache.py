@@ -20,7 +20,7 @@ def find(signals: Signals) -> Finding | None:
         (
             f"{shared.evicted_needed} of {shared.made} batches were still needed; this job made {shared.local} of its "
             f"{shared.batches} itself",
-            f"{percent(signals.step.wait_share)} of each step waits for data",
+            f"{percent(signals.data_wait_share)} of the run waits for data",
         ),
         Fix("give it more memory (data.shared_bytes, flatout serve --capacity), or let jobs of the same speed share"),
         faster_steps(signals, signals.step.seconds - min(lost, 1.0) * signals.step.wait_seconds, error=0.3),

@@ -30,6 +30,25 @@ def find(signals: Signals) -> Finding | None:
             f"{format_seconds(signals.time.part('startup'))} before the first batch{named}",
             f"{format_seconds(signals.step.warm_up_seconds)} more in the first steps",
         ),
-        Fix("pack the dataset (no listing), keep the data near, train longer in one go; compile only for long runs"),
+        Fix(_remedy(signals)),
         Interval(saved, saved * 0.5, seconds),
     )
+
+
+_REMEDIES = {
+    "imports": "what is imported takes the time: train several runs in one process (flatout suite, flatout sweep)",
+    "listing": "pack the dataset, whose index is one file: flatout data pack",
+    "first_batch": "the first batch takes the time: keep the data near, stage or pack it",
+    "device": "the device takes the time to open: train longer in one go",
+    "model": "building the model takes the time: compile only for long runs",
+}
+
+
+def _remedy(signals: Signals) -> str:
+    """Of what takes the most."""
+    parts = {name: seconds for name, seconds in signals.time.startup_parts.items() if name in _REMEDIES}
+    largest = max(parts, key=lambda name: parts[name], default=None)
+    rest = signals.startup_seconds - sum(parts.values())
+    if largest is None or rest > parts[largest]:
+        return "it is none of imports, listing, device, model or first batch: look at log.txt before the first step"
+    return _REMEDIES[largest]

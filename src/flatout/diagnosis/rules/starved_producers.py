@@ -17,7 +17,7 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "starved-producers",
         "data-workers",
-        f"Shared batches are made too slowly: {percent(signals.step.wait_share)} of each step waits for them",
+        f"Shared batches are made too slowly: {percent(signals.data_wait_share)} of the run waits for them",
         (
             f"no producer was free at {percent(busy)} of this job's {shared.answers} requests",
             f"{shared.made} batches were made for all jobs while this one took {shared.batches}, "

@@ -22,7 +22,7 @@ def find(signals: Signals) -> Finding | None:
         "throttling",
         "data-fetch",
         f"The store throttles: {signals.input.store.throttles} of {signals.input.store.requests} requests were "
-        f"answered with slow down, and {percent(signals.step.wait_share)} of each step waits for data",
+        f"answered with slow down, and {percent(signals.data_wait_share)} of the run waits for data",
         (f"{percent(share)} of the requests were refused and sent again after a pause",),
         fix,
         faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.1), error=0.3),

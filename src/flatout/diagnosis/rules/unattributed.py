@@ -6,7 +6,7 @@ from flatout.units import format_seconds
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.time.part("unattributed")
+    seconds = signals.net("unattributed")
     if signals.time.share(seconds) <= 0.05 or seconds < 1.0:
         return None
     return Finding(

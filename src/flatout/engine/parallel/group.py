@@ -1,6 +1,7 @@
 """The process group: who is in it, and small values from rank to rank. JSON on the wire, never pickle."""
 
 import json
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -110,15 +111,38 @@ def require_own_card(store: Store, place: RankPlace, uuid: str) -> None:
 def _connect(place: RankPlace, hosts_store: bool) -> TCPStore:
     """A launcher's store was there before the ranks were: where it does not answer, the launcher is gone."""
     seconds = _LAUNCHER_SECONDS if place.launcher_keeps_store else _JOIN_SECONDS
+    deadline = timedelta(seconds=seconds)
     try:
-        store = TCPStore(place.master_address, place.master_port, None, hosts_store, timedelta(seconds=seconds))
-    except dist.DistError as error:
+        if hosts_store and place.on_loopback:
+            store = loopback_store(place.master_port, deadline)
+        else:
+            store = TCPStore(place.master_address, place.master_port, None, hosts_store, deadline)
+    except (dist.DistError, OSError) as error:
         raise RunFailed(
             f"the ranks cannot meet at {place.master_address}:{place.master_port} within {seconds:.0f} s: "
             f"{str(error).splitlines()[0]}; was the launcher ended, or is the address of another network?"
         ) from None
     store.set_timeout(timedelta(seconds=_JOIN_SECONDS))
     return store
+
+
+def loopback_store(port: int, deadline: timedelta) -> TCPStore:
+    """A store for this machine only: by itself torch listens on every interface, and believes whoever comes.
+
+    Port 0 is any free one. What torch makes in this process at the same port is this store again (multi_tenant).
+    """
+    listening = socket.create_server(("127.0.0.1", port))
+    port = listening.getsockname()[1]
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        True,
+        deadline,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),
+    )
 
 
 class Gathering:

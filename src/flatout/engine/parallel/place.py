@@ -29,6 +29,14 @@ class RankPlace:
         return -(-self.world_size // self.local_world_size)
 
     @property
+    def on_loopback(self) -> bool:
+        """Whether the ranks meet at an address that no other machine can reach."""
+        with suppress(OSError, ValueError):
+            address = "127.0.0.1" if self.master_address == "localhost" else self.master_address
+            return ip_address(address).is_loopback
+        return False
+
+    @property
     def warning(self) -> str | None:
         """torch's store takes orders from whoever reaches it."""
         with suppress(OSError, ValueError):

@@ -8,7 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from flatout.data.loading.staging import is_remote, staged
 from flatout.data.loading.tiers import choose_cache
 from flatout.data.pixels.draws import Mix
 from flatout.data.pixels.views import View
+from flatout.data.source.class_lists import listed_classes
 from flatout.data.source.dataset import Split, open_dataset
 from flatout.data.source.identity import DIGEST_BYTES, are_equal, are_known, as_words
 from flatout.decisions.loading import is_url, orders_in_flight
@@ -38,7 +39,17 @@ _META_BYTES, _META_BYTES_PER_SAMPLE = 4096, 320  # room for the reason why each 
 _KINDS = (np.dtype(np.uint8), 4, np.dtype(np.int64), np.dtype(np.int64))  # images, their axes, labels, ids
 _SECONDS = 4  # the first fields of LoadStats are seconds, the others counts
 _NUMBERS = struct.Struct("<QQ")
-_PLAN_FIELDS = ("seed", "batch_size", "shuffle", "raw_shape", "rank", "world_size", "whole_batches", "min_batch")
+_PLAN_FIELDS = (
+    "seed",
+    "batch_size",
+    "shuffle",
+    "raw_shape",
+    "rank",
+    "world_size",
+    "whole_batches",
+    "min_batch",
+    "balance",
+)
 """Of BatchPlan, and under the same names of StreamSpec."""
 _stream_bytes = lru_cache(maxsize=64)(bytes.fromhex)
 
@@ -58,7 +69,8 @@ class Preparer(Protocol):
         ...
 
 
-_DATA_KEYS = ("classes", "samples_per_class", "holdout", "cache", "stage", "layout")  # beside the path
+_DATA_KEYS = ("samples_per_class", "holdout", "cache", "stage", "layout", "split", "unlisted", "label_column")
+"""Of the recipe's section, beside the path and the classes."""
 
 
 class AnotherDataset(DataError):
@@ -69,6 +81,7 @@ def describe(plan: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
     """The spec of a plan's batches; a plan beyond the limits of what services make is a ConfigError."""
     data = {
         "path": config.path if is_url(config.path) else os.path.abspath(config.path),
+        "classes": listed_classes(config.classes),
         **{name: getattr(config, name) for name in _DATA_KEYS},
     }
     values = {
@@ -76,7 +89,7 @@ def describe(plan: BatchPlan, config: DataConfig, split: str) -> StreamSpec:
         "split": split,
         "content": content_digest(plan.split),
         "view": plan.view.digest(),
-        "view_values": asdict(plan.view),
+        "view_values": plan.view.elsewhere(),
         **{name: getattr(plan, name) for name in _PLAN_FIELDS},
     }
     try:

@@ -29,8 +29,11 @@ class DataSpec(BaseModel):
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.1
     cache: Literal["off", "memory", "disk", "auto"] = "off"
     stage: Literal["off", "auto"] = "off"
-    layout: Literal["folders"] = "folders"
-    """A service runs no code that a message names."""
+    split: Annotated[float, Field(gt=0, lt=1)] | None = None
+    unlisted: Literal["drop", "refuse"] = "drop"
+    label_column: Annotated[str, Field(max_length=1000)] | None = None
+    layout: Literal["detect", "folders", "imagenet", "table", "webdataset", "parquet", "mds"] = "folders"
+    """A service runs no code that a message names: layouts of the user's own are refused."""
 
 
 class ViewSpec(BaseModel):
@@ -46,6 +49,7 @@ class ViewSpec(BaseModel):
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     pad: Annotated[int, Field(ge=0, le=1 << 15)] = 0
     flip: Share = 0.0
+    alternate_flip: bool = False
     colour_jitter: tuple[NotNegative, NotNegative, NotNegative] = (0.0, 0.0, 0.0)
     trivial_augment: bool = False
     erase: Share = 0.0
@@ -54,8 +58,10 @@ class ViewSpec(BaseModel):
     mean: tuple[Share, Share, Share] = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     decode: Literal["exact", "scaled"] = "exact"
-    transform: Literal[""] = ""
-    """As DataSpec.layout."""
+    transform: Annotated[str, Field(max_length=4096, pattern=r"^(.+:\w+)?$")] = ""
+    """Code that a service runs only where its owner allows it (transport/code.py)."""
+    transform_source: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    transform_options: Annotated[str, Field(max_length=1 << 16)] = ""
 
 
 class StreamSpec(BaseModel):
@@ -77,3 +83,4 @@ class StreamSpec(BaseModel):
     world_size: Annotated[int, Field(ge=1, le=1 << 20)] = 1
     whole_batches: bool = False
     min_batch: Annotated[int, Field(ge=1, le=1 << 20)] = 1
+    balance: Literal["off", "classes"] = "off"

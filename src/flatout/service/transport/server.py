@@ -29,6 +29,7 @@ from flatout.service.protocol.messages import (
 )
 from flatout.service.protocol.specs import checked_view, stream_name
 from flatout.service.protocol.wire import Wire
+from flatout.service.transport.code import NO_CODE, AllowedCode
 from flatout.service.transport.roots import DataRoots
 
 _HELLO_SECONDS = 10.0
@@ -43,7 +44,12 @@ class SessionRegistry:
     """
 
     def __init__(
-        self, coordinator: Coordinator, token: str, roots: DataRoots | None = None, store_password: str | None = None
+        self,
+        coordinator: Coordinator,
+        token: str,
+        roots: DataRoots | None = None,
+        store_password: str | None = None,
+        code: AllowedCode = NO_CODE,
     ) -> None:
         self.coordinator = coordinator
         self.changed = threading.Condition()
@@ -54,6 +60,7 @@ class SessionRegistry:
         self._token = token
         self._roots = roots  # None: every session may open what this user may
         self._store_password = store_password
+        self._code = code
         self._numbers = itertools.count(1)
 
     def greet(self, message: AnyMessage) -> tuple[str, Message]:
@@ -93,11 +100,13 @@ class SessionRegistry:
         return Refused(reason=f"a {type(message).__name__} is not for you to say")
 
     def _admitted(self, message: Register) -> Message:
-        """The message with its path resolved; Refused if the name is not the spec's or the data is not allowed."""
+        """The message with its path resolved; Refused if the name is not the spec's, or data or code not allowed."""
         if stream_name(message.spec) != message.stream:
             return Refused(
                 reason="the stream's name is not that of its spec; use the same version of flatout everywhere"
             )
+        if (refusal := self._code.refusal(message.spec.view_values)) is not None:
+            return Refused(reason=refusal)
         try:
             checked_view(message.spec)
         except FlatoutError as error:

@@ -19,6 +19,7 @@ from flatout.service.coordinator.policy import Policy
 from flatout.service.producers.local_producers import LocalProducers
 from flatout.service.protocol.extras import needs
 from flatout.service.protocol.messages import Joined
+from flatout.service.transport.code import NO_CODE, AllowedCode
 from flatout.service.transport.paths import ServicePaths
 from flatout.service.transport.roots import DataRoots
 from flatout.service.transport.server import SessionRegistry, UnixServer
@@ -61,6 +62,8 @@ class RemoteOptions:
     roots: DataRoots | None = None
     """Data that may be opened. None is everything, and is refused with `listen`."""
     tls: Certificate | None = None
+    code: AllowedCode = NO_CODE
+    """Transforms of users that may be run."""
 
 
 _THIS_MACHINE = RemoteOptions()
@@ -85,7 +88,7 @@ class Service:
         if redis is not None:
             self._access = replace(self._access, password=redis.password, tls_ca=redis.ca)
         self.coordinator = Coordinator(policy, store, trace)
-        self.sessions = SessionRegistry(self.coordinator, token, remote.roots, self._access.password)
+        self.sessions = SessionRegistry(self.coordinator, token, remote.roots, self._access.password, remote.code)
         local_threads = 0 if remote.callers else threads or usable_cores() + 1
         self.producers = LocalProducers(self.coordinator, local_threads, self._access)
         self._pools: list[CallPool] = []

@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.config.schema import Config
@@ -16,8 +18,16 @@ class EmulatedClassification(Classification):
     """The same batches and the sizes of the real model. Pixels are neither normalised nor mixed, and loss and metrics
     are those of a model that gives every class the same chance, whatever the labels and their smoothing."""
 
-    def __init__(self, config: Config, classes: int, view: View, eval_view: View) -> None:
-        super().__init__(config, classes, view, eval_view)
+    def __init__(
+        self,
+        config: Config,
+        classes: int,
+        view: View,
+        eval_view: View,
+        class_weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        super().__init__(config, classes, view, eval_view, class_weights)
+        self._own_metrics = {}  # there is nothing that they could measure
         self._chance_loss = torch.tensor(math.log(classes))
 
     def build_model(self) -> nn.Module:
@@ -29,6 +39,9 @@ class EmulatedClassification(Classification):
             pace.seconds_per_sample,
             layered=ranks_exchange,
         )
+
+    def try_out(self, model: nn.Module, device: torch.device) -> None:
+        """Nothing of the user's is computed."""
 
     def loss(self, model: nn.Module, inputs: Inputs) -> Tensor:
         logits: Tensor = model(inputs.images)

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatout import plugins
 from flatout.errors import ConfigError
 from flatout.tasks.classification.resnet import DEPTHS, Stem, resnet
+from flatout.tasks.classification.resnet_extras import Extras
 
-_SOURCES = ("timm", "torchvision")
+PUBLISHERS = ("timm", "torchvision")
 _AUXILIARY_HEADS = {"googlenet", "inception_v3"}  # in training they would return a tuple instead of logits
 
 
@@ -24,20 +25,21 @@ def build_model(
     width: float = 1.0,
     checkpointing: bool = False,
     options: Mapping[str, Any] | None = None,
+    extras: Extras | None = None,
 ) -> nn.Module:
     """A randomly initialised classifier: `resnet18`, `timm:NAME`, `torchvision:NAME`, or a model of the user's own.
 
-    `stem` and `width` belong to our own models. Checkpointing of a timm model is timm's own: it keeps gradients exact,
-    but a batch norm inside updates its running statistics twice per step.
+    `stem`, `width` and `extras` belong to our own models. Checkpointing of a timm model is timm's own: it keeps
+    gradients exact, but a batch norm inside updates its running statistics twice per step.
     """
     _check_numbers(classes, stem, width)
     source, colon, external_name = name.partition(":")
-    users = source not in _SOURCES and _is_users(name)
+    users = source not in PUBLISHERS and model_is_own(name)
     if not colon and not users:
-        return _build_own(name, classes, cast(Stem, stem), width, checkpointing)
-    if source not in _SOURCES and not users:
+        return _build_own(name, classes, cast(Stem, stem), width, checkpointing, extras)
+    if source not in PUBLISHERS and not users:
         raise ConfigError(
-            f"model.name is {name!r} but models come from 'timm:' or 'torchvision:'{_suggestion(source, _SOURCES)}; "
+            f"model.name is {name!r} but models come from 'timm:' or 'torchvision:'{_suggestion(source, PUBLISHERS)}; "
             f"your own are module:Name or ./file.py:Name, and no module {source!r} is installed"
         )
     if stem != "standard" or width != 1.0:
@@ -51,7 +53,7 @@ def build_model(
     return build(external_name, classes, checkpointing)
 
 
-def _is_users(name: str) -> bool:
+def model_is_own(name: str) -> bool:
     """Whether the name is that of user code; one that only looks like it, as `tim:resnet18` does, is not."""
     module, colon, _ = name.partition(":")
     if name in DEPTHS or not plugins.is_user_code("models", name):
@@ -68,14 +70,16 @@ def _check_numbers(classes: int, stem: str, width: float) -> None:
         raise ConfigError(f"model.width is {width:g}; it must be above 0 and at most 16")
 
 
-def _build_own(name: str, classes: int, stem: Stem, width: float, checkpointing: bool) -> nn.Module:
+def _build_own(
+    name: str, classes: int, stem: Stem, width: float, checkpointing: bool, extras: Extras | None
+) -> nn.Module:
     if name not in DEPTHS:
         raise ConfigError(
             f"no model is called {name!r}{_suggestion(name, DEPTHS)}; "
             f"models are {', '.join(DEPTHS)}, timm:NAME and torchvision:NAME, "
             "or your own as module:Name or ./file.py:Name"
         )
-    model = resnet(name, classes, stem, width)
+    model = resnet(name, classes, stem, width, extras=extras)
     model.checkpointing = checkpointing
     return model
 
@@ -114,6 +118,25 @@ def _build_users(name: str, classes: int, checkpointing: bool, options: Mapping[
             raise _no_checkpointing(name)
         cast(Any, model).set_grad_checkpointing(True)
     return model
+
+
+def published_weights(publisher: str, name: str) -> dict[str, Tensor]:
+    """Weights that timm or torchvision publish for a model of theirs, or for one of ours that has the same layers."""
+    source, _, theirs = name.rpartition(":")
+    if source not in ("", publisher):
+        raise ConfigError(f"model.weights is {publisher} but model.name is {name!r}, for which it has no weights")
+    try:
+        if publisher == "timm":
+            model = _imported("timm", f"timm:{theirs}").create_model(theirs, pretrained=True)
+        else:
+            model = _imported("torchvision.models", f"torchvision:{theirs}").get_model(theirs, weights="DEFAULT")
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"model.weights is {publisher}, which has no weights of {theirs!r} to give: {reason}; "
+            "without a network, name a file that you have copied here"
+        ) from None
+    return dict(model.state_dict())
 
 
 def _build_torchvision(name: str, classes: int, checkpointing: bool) -> nn.Module:

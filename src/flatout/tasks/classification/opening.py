@@ -1,11 +1,13 @@
 """Opens image classification: the dataset with its classes, views and batches."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from flatout.config.schema import Config, DataConfig
 from flatout.data.loading.loader import choose_workers, open_loader
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.pixels.views import resolve_view
+from flatout.data.source.class_weights import choose_class_weights
 from flatout.data.source.dataset import open_dataset
 from flatout.data.source.layouts import KNOWN_LAYOUTS
 from flatout.decisions import Choice
@@ -28,7 +30,15 @@ def open_task(config: Config, run_folder: Path | None, rank: int, world_size: in
     if config.checkpoint.metric == "top5" and classes < TOP5_CLASSES:
         raise DataError(f"checkpoint.metric is top5, which says nothing of {classes} classes; use top1 or val_loss")
     global_batch = _global_batch(config, samples, world_size)
-    plan = BatchPlan(dataset.train, view, config.train.seed, global_batch, rank=rank, world_size=world_size)
+    plan = BatchPlan(
+        dataset.train,
+        view,
+        config.train.seed,
+        global_batch,
+        rank=rank,
+        world_size=world_size,
+        balance=config.data.balance,
+    )
     val_size = config.validate_.batch_size or config.data.global_batch or config.data.batch_size
     val_plan = None
     if dataset.val is not None:
@@ -36,9 +46,10 @@ def open_task(config: Config, run_folder: Path | None, rank: int, world_size: in
             dataset.val, eval_view, 0, val_size, shuffle=False, rank=rank, world_size=world_size, whole_batches=True
         )
     kind = EmulatedClassification if config.device == "emulated" else Classification
-    task = kind(config, classes, view, eval_view)
+    task = kind(config, classes, view, eval_view, choose_class_weights(config.data, dataset))
     what = f"{samples:,} samples of {classes} classes"
-    return TaskSetup(dataset, task, plan, val_plan, what, global_batch, classes, _workers, open_loader)
+    opened = TaskSetup(dataset, task, plan, val_plan, what, global_batch, classes, _workers, open_loader)
+    return replace(opened, metrics=task.own_metrics)
 
 
 def _global_batch(config: Config, samples: int, world_size: int) -> int:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -11,20 +13,32 @@ from flatout.config.schema import Config
 from flatout.data.batch import Batch
 from flatout.data.pixels.normalize import normalize
 from flatout.data.pixels.views import View
-from flatout.tasks.classification.models import build_model
-from flatout.tasks.classification.resnet import DEPTHS
+from flatout.tasks.classification.models import build_model, model_is_own
+from flatout.tasks.classification.own_code import (
+    metric_sums,
+    metric_values,
+    open_loss,
+    open_metrics,
+    trial_images,
+    try_loss,
+    try_metrics,
+    try_model,
+)
+from flatout.tasks.classification.resnet import DEPTHS, block_count
+from flatout.tasks.classification.resnet_extras import Extras, residual_scales
 from flatout.tasks.protocol import Sums
 
 
 @dataclass
 class Inputs:
-    """A batch on the device: uint8 images, labels, and for mixing the partner's place, own share and box."""
+    """A batch on the device: uint8 images, labels; for mixing the partner's place, own share and box."""
 
     images: Tensor
     labels: Tensor
     partner: Tensor | None = None
     keep: Tensor | None = None
     box: Tensor | None = None
+    scales: Tensor | None = None  # of each sample's residuals (stochastic depth)
 
 
 TOP5_CLASSES = 6  # with fewer, one of five guesses is right whatever the model says
@@ -33,26 +47,51 @@ TOP5_CLASSES = 6  # with fewer, one of five guesses is right whatever the model 
 class Classification:
     """`Task` of images with one label each."""
 
-    def __init__(self, config: Config, classes: int, view: View, eval_view: View) -> None:
+    def __init__(
+        self,
+        config: Config,
+        classes: int,
+        view: View,
+        eval_view: View,
+        class_weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        self._class_weights = None if class_weights is None else torch.from_numpy(class_weights)
         self._config = config
         self._classes = classes
         self._view = view
         self._eval_view = eval_view
+        self._own_loss = open_loss(config.train)
+        self._own_metrics = open_metrics(config.validate_.metrics)
 
     def build_model(self) -> nn.Module:
         model, checkpointing = self._config.model, self._config.train.checkpointing
         stem = model.stem if model.name in DEPTHS else "standard"  # others' models have their own
-        return build_model(model.name, self._classes, stem, model.width, checkpointing, model.options)
+        extras = Extras(model.zero_gamma, model.blur_pool, model.squeeze_excite)
+        return build_model(model.name, self._classes, stem, model.width, checkpointing, model.options, extras)
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Columns of metrics that are the user's own."""
+        return tuple(self._own_metrics)
+
+    def try_out(self, model: nn.Module, device: torch.device) -> None:
+        """User code on a made-up batch: shapes and errors are found before anything is written."""
+        users = model_is_own(self._config.model.name)
+        if not users and self._own_loss is None and not self._own_metrics:
+            return
+        images = trial_images(self._view.side(0), device)
+        logits = try_model(model, images, self._classes, self._config.model.name)
+        if self._own_loss is not None:
+            try_loss(self._own_loss, logits, self._config.train.loss)
+        try_metrics(self._own_metrics, logits)
 
     def to_device(self, batch: Batch, device: torch.device) -> Inputs:
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        inputs = Inputs(move(batch.images), move(batch.labels))
-        if batch.mix is not None:
-            inputs.partner, inputs.keep, inputs.box = (
-                move(torch.from_numpy(array)) for array in (batch.mix.partner, batch.mix.keep, batch.mix.box)
-            )
+        inputs = on_device(batch, device)
+        last, name = self._config.model.stochastic_depth, self._config.model.name
+        if last:
+            ids = batch.sample_ids.numpy()
+            drawn = residual_scales(last, block_count(name), self._config.train.seed, batch.epoch, ids)
+            inputs.scales = torch.from_numpy(drawn).to(device, non_blocking=True)
         return inputs
 
     def weight(self, inputs: Inputs) -> float:
@@ -74,6 +113,8 @@ class Classification:
                 if inputs.partner is not None and inputs.keep is not None and inputs.box is not None:
                     piece.partner = inputs.partner[low:high] - low
                     piece.keep, piece.box = inputs.keep[low:high], inputs.box[low:high]
+                if inputs.scales is not None:
+                    piece.scales = inputs.scales[low:high]
                 pieces.append((piece, (high - low) / total))
         return pieces
 
@@ -81,7 +122,7 @@ class Classification:
         images = self._normalized(inputs.images, self._view)
         if inputs.partner is not None and inputs.keep is not None and inputs.box is not None:
             images = mixed(images, inputs.partner, inputs.keep, inputs.box)
-        logits = model(images)
+        logits = model(images) if inputs.scales is None else model(images, inputs.scales)
         losses = self._losses(logits, inputs.labels)
         if inputs.partner is not None and inputs.keep is not None:
             losses = inputs.keep * losses + (1 - inputs.keep) * self._losses(logits, inputs.labels[inputs.partner])
@@ -91,23 +132,56 @@ class Classification:
         return normalize(images, view, channels_last=self._config.train.channels_last)
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits.float(), labels, reduction="none", label_smoothing=self._config.train.label_smoothing
-        )
+        if self._own_loss is not None:
+            losses = self._own_losses(logits, labels)
+        else:
+            smoothing = self._config.train.label_smoothing
+            losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+        if self._class_weights is None:
+            return losses
+        # times the weight and not divided by the sum of weights: a sample counts the same in any batch, on any rank
+        self._class_weights = self._class_weights.to(losses.device)
+        return losses * self._class_weights[labels]
+
+    def _own_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        assert self._own_loss is not None
+        if isinstance(self._own_loss, nn.Module):
+            self._own_loss.to(logits.device)  # what it holds besides parameters
+        return self._own_loss(logits.float(), labels)
 
     def evaluate(self, model: nn.Module, inputs: Inputs) -> Sums:
         logits = model(self._normalized(inputs.images, self._eval_view)).float()
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices.eq(inputs.labels[:, None])
-        losses = F.cross_entropy(logits, inputs.labels, reduction="none")
+        if self._own_loss is None:
+            losses = F.cross_entropy(logits, inputs.labels, reduction="none")
+        else:
+            losses = self._own_losses(logits, inputs.labels)
         # summed in double on the host, which reads once: Apple's GPUs have no doubles
         first, any_of_five, losses = torch.stack([top[:, 0].float(), top.sum(1).float(), losses]).cpu()
         top1, top5 = first.sum().item(), any_of_five.sum().item()  # of 0 and 1: exact
-        return {"samples": len(inputs.labels), "top1": top1, "top5": top5, "loss": float(losses.double().sum())}
+        own = metric_sums(self._own_metrics, logits, inputs.labels)
+        sums = {"samples": len(inputs.labels), "top1": top1, "top5": top5, "loss": float(losses.double().sum())}
+        return sums | own
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         count = max(1.0, sums["samples"])
         top5 = {"top5": sums["top5"] / count} if self._classes >= TOP5_CLASSES else {}
-        return {"top1": sums["top1"] / count, **top5, "val_loss": sums["loss"] / count}
+        own = metric_values(self._own_metrics, sums)
+        return {"top1": sums["top1"] / count, **top5, "val_loss": sums["loss"] / count, **own}
+
+
+def on_device(batch: Batch, device: torch.device) -> Inputs:
+    """What a batch holds, there."""
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    inputs = Inputs(move(batch.images), move(batch.labels))
+    if batch.mix is not None:
+        inputs.partner, inputs.keep, inputs.box = (
+            move(torch.from_numpy(array)) for array in (batch.mix.partner, batch.mix.keep, batch.mix.box)
+        )
+    return inputs
 
 
 def mixed(images: Tensor, partner: Tensor, keep: Tensor, box: Tensor) -> Tensor:

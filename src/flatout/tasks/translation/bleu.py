@@ -28,6 +28,16 @@ def bleu(sums: dict[str, float]) -> float:
     return float(score.score)
 
 
+def chrf(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Character n-gram F-score of a whole corpus, 0 to 100, and sacreBLEU's signature of it."""
+    _metric()  # says what to install
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF()
+    score = metric.corpus_score(list(translations), [list(references)])
+    return float(score.score), str(metric.get_signature())
+
+
 def bleu_signature() -> str:
     """Which BLEU: sacreBLEU's own line, for example nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0."""
     metric = _metric()

@@ -1,5 +1,6 @@
 """Translation: cross-entropy per target token with label smoothing; BLEU of real translations, and loss."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,6 +36,8 @@ class Translation:
         self._vocabulary = vocabulary
         self._search = Search(beam=config.validate_.beam, most_tokens=config.data.max_tokens)
         self.notes = (f"BLEU is sacreBLEU {bleu_signature()}",)
+        self.watch: Callable[[list[str], list[str]], object] | None = None
+        """Told the translations and references of every batch that is evaluated."""
 
     def build_model(self) -> Transformer:
         model = self._config.model
@@ -94,6 +97,8 @@ class Translation:
         logits = bare(inputs.source, inputs.mask, inputs.target[:, :-1])
         loss = self._cross_entropy(logits, inputs.target, 0.0, "sum").item()
         found = self._vocabulary.decode(translate(bare, inputs.source, inputs.mask, self._search))
+        if self.watch is not None:
+            self.watch(found, inputs.references)
         sums = {"samples": float(len(found)), "loss": loss, "tokens": self.weight(inputs)}
         return {**sums, **bleu_sums(found, inputs.references)}
 

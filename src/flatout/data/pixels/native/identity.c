@@ -41,13 +41,9 @@ bool digest_agrees(const uint8_t *data, size_t bytes, uint8_t digest[DIGEST_BYTE
     return all(expected, 0) || memcmp(expected, digest, DIGEST_BYTES) == 0;
 }
 
-bool locate_file(int folder, const char *name, int64_t *bytes, uint8_t locator[DIGEST_BYTES]) {
-    struct stat about;
-    if (fstatat(folder, name, &about, 0) != 0 || !S_ISREG(about.st_mode)) return false;
-    *bytes = about.st_size;
-    /* as flatout.storage.locators.file_locator */
-    const int64_t told[4] = {about.st_size, about.st_mtim.tv_sec * 1000000000LL + about.st_mtim.tv_nsec,
-                             about.st_ctim.tv_sec * 1000000000LL + about.st_ctim.tv_nsec, (int64_t)about.st_ino};
+/* As flatout.storage.locators.file_locator. */
+void locate(const struct stat *about, uint8_t locator[DIGEST_BYTES]) {
+    const int64_t told[4] = {about->st_size, about->st_mtim.tv_sec * 1000000000LL + about->st_mtim.tv_nsec,
+                             about->st_ctim.tv_sec * 1000000000LL + about->st_ctim.tv_nsec, (int64_t)about->st_ino};
     compute(told, sizeof told, locator);
-    return true;
 }

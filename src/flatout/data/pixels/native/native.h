@@ -200,9 +200,24 @@ extern const bool can_digest; /* false where the machine that compiled this had 
 /* `digest` is filled with the XXH3-128 of the bytes where it is all zeros, left alone where it is all ones, and else
  * says what the bytes must have: false, with what they do have, where they differ. */
 bool digest_agrees(const uint8_t *data, size_t bytes, uint8_t digest[DIGEST_BYTES]);
-/* Size of a file in a folder, and the digest of its size, times of change (contents, then inode) and inode; false where
- * there is no regular file. */
-bool locate_file(int folder, const char *name, int64_t *bytes, uint8_t locator[DIGEST_BYTES]);
+/* Of a file: its size, times of change (contents, then inode) and inode. */
+struct stat;
+void locate(const struct stat *about, uint8_t locator[DIGEST_BYTES]);
+
+typedef struct {
+    uint8_t *bytes;
+    size_t used, capacity;
+} text;
+
+/* Names end in a zero byte; those of files begin with the prefix that was given. */
+typedef struct {
+    text names, sizes /* int64 */, locators /* DIGEST_BYTES each */;
+    text folders, links; /* links to folders */
+} folder_listing;
+
+/* 0, or the errno that ended it. What it gathered is for listing_free(). */
+int list_folder(const char *path, const char *prefix, folder_listing *to);
+void listing_free(folder_listing *l);
 
 /* `each` numbers in [0, 1) for each id. */
 void uniforms(uint64_t seed, uint32_t epoch, const int64_t *ids, size_t count, uint32_t stream, size_t each,

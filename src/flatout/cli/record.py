@@ -1,0 +1,48 @@
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatout.cli.apps import app
+from flatout.cli.options import Json
+from flatout.cli.output import print_json
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def record(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="The command as you would give it without flatout."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="Run directory to make (default runs/<script's name>)."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run in reports.")] = None,
+    instance: Annotated[
+        str | None, typer.Option("--instance", metavar="NAME", help="What is paid for, as in flatout prices show.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Not a word on stderr at the end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The ledger of any PyTorch script, unchanged: where every second and every dollar of it went.
+
+    Runs the command with hooks in its environment; python, torchrun, accelerate
+    launch and everything they start are recorded into one run directory, for
+    report, explain, predict and compare. Output, exit code, signals and results
+    are the script's own; if the recorder fails, the script goes on without it.
+
+    Examples:  flatout record -- python train.py --epochs 3
+               flatout record --run runs/two --instance g5.xlarge -- torchrun --nproc-per-node 2 train.py
+    """
+    from flatout.commands.record import leave_as_the_command, say_recorded
+    from flatout.commands.record import record as record_command
+
+    recorded, code = record_command(command or [], run, name, instance)
+    if as_json:
+        print_json(recorded.summary)
+    elif not quiet:
+        say_recorded(recorded)
+    leave_as_the_command(code)

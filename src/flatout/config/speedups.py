@@ -1,0 +1,59 @@
+"""What `speedups: auto` (`flatout train --fast`) switches on: values for keys that are not set, and reasons.
+
+Every switch is an ordinary key: a recipe or --set that names it has the last word.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SHIPPED_SIDES = {"train-224": 224, "train-64": 64}  # views that ship, with random crops and fair flips
+_DEFAULT_VIEW, _DEFAULT_EPOCHS = "train-64", 10
+_STAGES = ((0.0, 1 / 2), (0.4, 3 / 4), (0.75, 1.0))  # from this share of the epochs on, this share of the side
+_LEAST_EPOCHS, _LEAST_SIDE, _SIDE_STEP = 4, 16, 8
+
+
+@dataclass(frozen=True)
+class Speedup:
+    key: str
+    value: Any
+    why: str
+
+
+def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
+    """Of a recipe's values, of which any may be missing: they need not be valid yet. All of them, set or not."""
+    if not isinstance(values.get("data", {}), Mapping) or not isinstance(values.get("train", {}), Mapping):
+        return []
+    view = values.get("data", {}).get("view") or _DEFAULT_VIEW
+    epochs = values.get("train", {}).get("epochs", _DEFAULT_EPOCHS)
+    found = [Speedup("train.schedule", "one-cycle", "a high rate for most of a short run, and none at its end")]
+    own = values.get("views") or {}
+    recipe = (own.get(view) or {}) if isinstance(own, Mapping) else {}
+    if not isinstance(recipe, Mapping) or "." in str(view) or view == values.get("data", {}).get("eval_view"):
+        return found
+    base = recipe.get("base") or (view if view not in own or view in SHIPPED_SIDES else None)
+    side = recipe.get("size") or SHIPPED_SIDES.get(str(base))
+    if (
+        base not in SHIPPED_SIDES
+        or not isinstance(side, int)
+        or recipe.get("crop") not in (None, "pad", "random-resized")
+    ):
+        return found
+    sizes = growing_sides(side, epochs) if isinstance(epochs, int) else {}
+    if recipe.get("base") is None:
+        found.append(Speedup(f"views.{view}.base", base, "it is the shipped view, with the changes below"))
+    if recipe.get("flip") in (None, 0.5):
+        found.append(Speedup(f"views.{view}.alternate_flip", True, "two epochs show each picture once each way"))
+    if sizes:
+        shown = ", ".join(f"{each} px from epoch {first}" for first, each in sizes.items())
+        found.append(Speedup(f"views.{view}.sizes", sizes, f"early epochs learn what small pictures show: {shown}"))
+    return found
+
+
+def growing_sides(side: int, epochs: int) -> dict[int, int]:
+    """First epoch -> side in pixels; empty where a run is too short or pictures are too small for stages."""
+    if epochs < _LEAST_EPOCHS or side // 2 < _LEAST_SIDE:
+        return {}
+    sides = {math.ceil(share * epochs): round(side * part / _SIDE_STEP) * _SIDE_STEP for share, part in _STAGES[:-1]}
+    return {**sides, math.ceil(_STAGES[-1][0] * epochs): side}

@@ -1,0 +1,72 @@
+"""The classes a recipe asks for: a number of them, a list, or a file that lists them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatout.data.source.layouts import canonical
+from flatout.errors import DataError
+from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, open_text
+
+Wanted = int | str | list[str] | None
+
+
+def read_class_list(path: str) -> list[str]:
+    """One name on each line, or a JSON list; a line may say more after the name, as LOC_synset_mapping.txt does."""
+    try:
+        with blamed_as(DataError), open_text(Path(path).expanduser(), MAX_RECORD_BYTES) as file:
+            text = file.read().removeprefix("\ufeff")
+    except OSError as error:
+        raise DataError(f"data.classes is {path!r}, which cannot be read: {error.strerror}; check the path") from None
+    names: object = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if path.lower().endswith(".json"):
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            names = None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise DataError(f"data.classes is {path!r}, which lists no classes; write one name on each line")
+    return names
+
+
+def listed_classes(wanted: Wanted) -> int | list[str] | None:
+    """As a service takes them, which has no such file."""
+    return read_class_list(wanted) if isinstance(wanted, str) else wanted
+
+
+def kept_classes(
+    known: tuple[str, ...], wanted: Wanted, unlisted: str, labels: NDArray[np.int64]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Names in order, and what is to be said of those that are left out."""
+    if isinstance(wanted, list | str):
+        names = _matched(known, wanted if isinstance(wanted, list) else read_class_list(wanted), wanted)
+        left_out = [name for name in known if name not in set(names)]
+        if left_out and unlisted == "refuse":
+            raise DataError(_describe(left_out, known, labels) + "; add them, or set data.unlisted=drop")
+        return names, (_describe(left_out, known, labels) + ", which are left out",) if left_out else ()
+    if wanted is not None and wanted > len(known):
+        raise DataError(f"data.classes is {wanted} but the dataset has {len(known)}; set it to at most {len(known)}")
+    return list(known[:wanted]), ()
+
+
+def _describe(left_out: Sequence[str], known: tuple[str, ...], labels: NDArray[np.int64]) -> str:
+    counts = np.bincount(labels, minlength=len(known))
+    samples = sum(int(counts[known.index(name)]) for name in left_out)
+    shown = ", ".join(map(repr, left_out[:3])) + (", …" if len(left_out) > 3 else "")
+    return f"{samples} samples are of {len(left_out)} classes that data.classes does not name ({shown})"
+
+
+def _matched(known: tuple[str, ...], wanted: list[str], given: list[str] | str) -> list[str]:
+    if not wanted:
+        raise DataError(f"data.classes is an empty list; name some of the {len(known)} classes, or use null for all")
+    there = set(known)
+    from_file = isinstance(given, str)
+    names = [each if each in there or not from_file else each.split()[0] for each in wanted]
+    unknown = next((name for name in names if name not in there), None)
+    if unknown is not None:
+        where = f"data.classes ({given})" if from_file else "data.classes"
+        raise DataError(f"{where} names {unknown!r}, which is not among the {len(known)} classes")
+    return sorted(set(names), key=canonical)

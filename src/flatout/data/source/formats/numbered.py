@@ -1,0 +1,50 @@
+"""Classes that a dataset knows as numbers, and the list that may come with it."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+
+from flatout.data.source.formats.arrangement import Listing
+from flatout.errors import DataError
+
+CLASS_LISTS = ("classes.txt", "classes.json", "labels.txt")
+_MAX_CLASSES = 1_000_000
+
+
+def listed_classes(listing: Listing) -> tuple[str, list[str]] | None:
+    """The file beside the samples that names the classes in order of their numbers, and what it says."""
+    name = next((each for each in CLASS_LISTS if each in listing.entries), None)
+    if name is None:
+        return None
+    text = listing.text(name)
+    if name.endswith(".json"):
+        try:
+            classes = json.loads(text)
+        except (ValueError, RecursionError):
+            classes = None
+        if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+            raise DataError(f"{name} of {listing.where} is not a JSON list of class names; write one")
+    else:
+        classes = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(set(classes)) != len(classes):
+        twice = next(each for each in classes if classes.count(each) > 1)
+        raise DataError(f"{name} of {listing.where} names the class {twice!r} twice; keep one of them")
+    return name, classes
+
+
+def class_names(numbers: Iterable[int], names: Sequence[str] | None, source: str, where: str) -> Callable[[int], str]:
+    """What a number is called: by the list, or itself, with zeros before it so that the order of names is that of the
+    numbers."""
+    numbers = set(numbers)
+    lowest, highest = min(numbers, default=0), max(numbers, default=0)
+    if names is not None:
+        if lowest < 0 or highest >= len(names):
+            wrong = lowest if lowest < 0 else highest
+            raise DataError(f"a sample of {where} has the class {wrong}, but {source} names {len(names)}, from 0 on")
+        return lambda number: names[number]
+    if lowest < 0 or highest >= _MAX_CLASSES:
+        raise DataError(
+            f"a sample of {where} has the class {lowest if lowest < 0 else highest}; classes are numbered from 0 on, "
+            "and samples without one must be left out"
+        )
+    width = len(str(highest))
+    return lambda number: f"{number:0{width}d}"

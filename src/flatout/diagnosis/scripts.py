@@ -1,0 +1,246 @@
+"""Findings of a recorded script, in its own language: arguments of DataLoader, lines of its files, calls of torch.
+
+Rules stay as they are. A finding that has words here is told in them; one that speaks of a recipe and has none is not
+told at all: the script has no recipe. What only a script can have wrong has its rules at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from flatout.diagnosis.finding import Finding, Fix, percent, saving
+from flatout.diagnosis.model.input import workers_needed
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.script_signals import HotLine, ScriptSignals
+from flatout.diagnosis.signals import Signals
+from flatout.units import format_seconds
+
+Words = Callable[[Signals, ScriptSignals, Finding], Finding]
+
+_AS_THEY_ARE = ("busy-host", "straggler", "diverged", "diverging", "hot-clock", "spot-price", "port-speed", "failed")
+_OWN_SHARE, _OWN_SECONDS = 0.05, 0.004
+_READS_BACK = (".item()", ".cpu()", ".tolist()", ".numpy()", "synchronize(", "float(loss", "float(total")
+_WRITES = ("print(", ".write(", "log(", "logger.", "logging.", "add_scalar", "tqdm", ".flush(")
+
+
+def in_script_words(signals: Signals, findings: Iterable[Finding]) -> list[Finding]:
+    """What can be said of a script; its own code comes in place of our records (host-time)."""
+    script = signals.script
+    assert script is not None
+    told = [_tell(signals, script, finding) for finding in _workers_first(list(findings))]
+    return [finding for finding in [*told, your_code(signals, script)] if finding is not None]
+
+
+def _workers_first(findings: list[Finding]) -> list[Finding]:
+    """Without any worker, what preparing a batch consists of is the next question, not the cause."""
+    if not any(finding.id == "no-workers" for finding in findings):
+        return findings
+    later = ("augment-bound", "decode-bound", "slow-fetch", "disk-cap", "bursty-loading")
+    return [replace(finding, cause=None) if finding.id in later else finding for finding in findings]
+
+
+def _tell(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding | None:
+    if finding.id in _WORDS:
+        return _WORDS[finding.id](signals, script, finding)
+    known = finding.id in _AS_THEY_ARE or finding.id.startswith("rule-")
+    return replace(finding, fix=Fix(_failed_fix(finding))) if known else None
+
+
+def _failed_fix(finding: Finding) -> str:
+    if finding.id == "failed":
+        return "the traceback is in the script's own output"
+    return finding.fix.text.replace("train.lr", "the learning rate").replace("train.clip_norm", "clip_grad_norm_")
+
+
+def loader_call(signals: Signals, script: ScriptSignals, workers: int, prefetch: int | None = None) -> str:
+    """The DataLoader that the script should build."""
+    arguments = [f"num_workers={workers}", "persistent_workers=True"]
+    if prefetch is not None:
+        arguments.append(f"prefetch_factor={prefetch}")
+    if signals.device.kind == "cuda" and not script.loader.get("pin_memory"):
+        arguments.append("pin_memory=True")
+    return f"DataLoader({', '.join(arguments)})"
+
+
+def _workers_wanted(signals: Signals) -> int:
+    seconds = signals.load.seconds if signals.load else signals.step.wait_seconds
+    needed = max(signals.input.workers + 1, workers_needed(seconds, signals.step.own_seconds))
+    return max(1, min(needed, max(1, signals.host.cores)))
+
+
+def _loading_line(script: ScriptSignals) -> HotLine | None:
+    return script.hottest("loading") or (script.hottest("data_wait") if not script.loader.get("num_workers") else None)
+
+
+def _with_line(finding: Finding, line: HotLine | None, what: str = "most of it in") -> Finding:
+    return finding if line is None else replace(finding, evidence=(*finding.evidence, f"{what} {line.shown}"))
+
+
+def _no_workers(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    workers = _workers_wanted(signals)
+    title = finding.title.replace("data.workers = 0", "num_workers=0")
+    fix = Fix(f"{loader_call(signals, script, workers)} prepares them beside the step")
+    return _with_line(replace(finding, title=title, fix=fix), _loading_line(script))
+
+
+def _few_workers(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    shallow = signals.input.prefetch < signals.input.workers
+    call = loader_call(
+        signals, script, signals.input.workers if shallow else _workers_wanted(signals), 2 if shallow else None
+    )
+    return _with_line(replace(finding, fix=Fix(f"use {call}")), _loading_line(script))
+
+
+def _augment(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    title = finding.title.replace("Augmentation is the limit", "The dataset's own Python is the limit")
+    title = title.replace("augmenting is", "it is")
+    line = _loading_line(script)
+    where = f"make {line.place} cheaper" if line is not None else "make transforms cheaper"
+    fix = Fix(f"{where}, do it on the whole batch or the device, or take batches from flatout.open_batches(...)")
+    return _with_line(replace(finding, title=title, fix=fix), line)
+
+
+def _decode(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    fix = Fix(
+        "store the images once in the size that is trained on, or take batches from flatout.open_batches(...), which "
+        "decodes at reduced size and keeps what fits in memory"
+    )
+    return _with_line(replace(finding, fix=fix), _loading_line(script))
+
+
+def _fetch(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    workers = max(4, 2 * signals.input.workers)
+    title = finding.title.replace("Reading from the disk", "Waiting for a disk, a network or a lock in the dataset")
+    title = title.replace("fetching is", "that is")
+    call = loader_call(signals, script, workers, 4)
+    fix = Fix(f"have more samples on their way with {call}, or bring the data near: one large file on a local disk")
+    return _with_line(replace(finding, title=title, fix=fix), _loading_line(script))
+
+
+def _bursts(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    deeper = 4 * max(2, int(script.loader.get("prefetch_factor") or 2))
+    call = loader_call(signals, script, max(1, signals.input.workers), deeper)
+    return replace(finding, fix=Fix(f"prepare further ahead with {call}"))
+
+
+def _epoch_start(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    if signals.input.workers and not script.loader.get("persistent_workers"):
+        return replace(
+            finding, fix=Fix(f"keep the workers across epochs: {loader_call(signals, script, signals.input.workers)}")
+        )
+    return replace(finding, fix=Fix("make epochs longer, and the dataset's first sample cheap"))
+
+
+def _startup(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    line = script.hottest("startup")
+    fix = Fix("keep what is computed before the first batch in a file, and train longer in one go")
+    return _with_line(replace(finding, fix=fix), line)
+
+
+def _validation(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    seconds = signals.time.part("validation")
+    rarer = max(2, round(seconds / max(1e-9, signals.time.after_start_seconds) / 0.05))
+    title = finding.title.replace("Validation takes", "Validation (passes without gradients) takes")
+    fix = Fix(f"validate every {rarer} epochs, on fewer samples, or in larger batches")
+    evidence = (
+        f"{format_seconds(seconds)} in all, {format_seconds(seconds / max(1, signals.recipe.epochs))} an epoch",
+    )
+    return _with_line(replace(finding, title=title, fix=fix, evidence=evidence), script.hottest("validation"))
+
+
+def _checkpoints(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    saves = max(1, signals.time.checkpoints)
+    each, every = signals.time.part("checkpoint") / saves, max(1, round(signals.step.done / saves))
+    rarer = max(10 * every, round(each / (0.02 * max(signals.step.seconds, 1e-6))))
+    fix = Fix(f"save every {rarer} steps instead of every {every}, or in another thread from a copy")
+    seconds = signals.net("checkpoint")  # the rule asks a recipe how often it saves
+    saved = seconds * (1 - every / rarer)
+    told = saving(
+        signals, finding.id, "checkpoint", finding.title, finding.evidence, fix, Interval(saved, saved * 0.7, seconds)
+    )
+    return _with_line(told, script.hottest("checkpoint"), "in")
+
+
+def _fixed(text: str) -> Words:
+    return lambda signals, script, finding: replace(finding, fix=Fix(text))
+
+
+def _small_batch(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    larger = 8 * signals.recipe.batch_size
+    text = f"batch_size={larger} with the learning rate scaled, or model = torch.compile(model)"
+    return replace(finding, fix=Fix(text))
+
+
+def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
+    """Time of the training thread that is neither the loader's, the model's nor the optimizer's."""
+    stepping = signals.time.after_start_seconds - script.exit_seconds
+    seconds = max(0.0, signals.time.part("other") - script.exit_seconds) * script.own_share
+    if not signals.step.done or stepping <= 0 or seconds / stepping <= _OWN_SHARE:
+        return None
+    if seconds / signals.step.done < _OWN_SECONDS:
+        return None
+    line = script.hottest("other")
+    named = ""
+    if line is not None:
+        share = script.share(line, "other")
+        named = f", {percent(share)} of that in {line.shown}"
+    return saving(
+        signals,
+        "your-code",
+        "host",
+        f"The script's own code between loader, model and optimizer takes {percent(seconds / stepping)} of the run"
+        f"{named}",
+        (
+            f"{format_seconds(seconds / signals.step.done)} a step, {format_seconds(seconds)} in all",
+            *(f"{percent(script.share(each, 'other'))} {each.shown}" for each in _first(script, "other", 3)),
+        ),
+        Fix(_advice(line)),
+        Interval(seconds * 0.8, seconds * 0.4, seconds),
+    )
+
+
+def _first(script: ScriptSignals, part: str, count: int) -> list[HotLine]:
+    return [line for line in script.lines if line.part == part][:count]
+
+
+def _advice(line: HotLine | None) -> str:
+    text = "" if line is None else line.text
+    if any(word in text for word in _READS_BACK):
+        return "it waits for the device: keep the value as a tensor and read it every 50 steps"
+    if "sleep(" in text:
+        return "take the wait out"
+    if any(word in text for word in _WRITES):
+        return "log every 50th step, or from another thread"
+    return "do it less often, on the whole batch at once, or in the dataset, where workers do it beside the step"
+
+
+_WORDS: dict[str, Words] = {
+    "no-workers": _no_workers,
+    "few-workers": _few_workers,
+    "augment-bound": _augment,
+    "decode-bound": _decode,
+    "slow-fetch": _fetch,
+    "disk-cap": _fetch,
+    "bursty-loading": _bursts,
+    "epoch-start": _epoch_start,
+    "startup-time": _startup,
+    "validation-time": _validation,
+    "checkpoint-time": _checkpoints,
+    "small-batch": _small_batch,
+    "copy": _fixed("DataLoader(pin_memory=True) and batch.to(device, non_blocking=True); send uint8 and convert there"),
+    "memory-growth": _fixed(
+        "look for what is kept from step to step: losses with their graph (use loss.detach()), growing lists, caches"
+    ),
+    "memory-full": _fixed("torch.utils.checkpoint gives room for a larger batch, for a third more compute"),
+    "memory-headroom": _fixed("a larger batch_size, with the learning rate scaled"),
+    "optimizer-time": _fixed(
+        "a larger batch makes fewer of these steps; fused=True or foreach=True makes them shorter"
+    ),
+    "too-many-threads": _fixed("torch.set_num_threads(number of cores), or unset OMP_NUM_THREADS"),
+    "exposed-communication": _fixed(
+        "accumulate gradients under no_sync(), send them in 16 bits (register_comm_hook with bf16_compress_hook), or "
+        "use a faster link"
+    ),
+    "unattributed": _fixed("record it again on a quiet machine"),
+}

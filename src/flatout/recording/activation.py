@@ -1,0 +1,177 @@
+"""Called once in every process of a recorded command that imports torch: opens its ledger and installs the hooks."""
+
+import atexit
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.recording.draining import WorkerFiles
+from flatout.recording.files import FOLDER
+from flatout.recording.ledger import ScriptLedger
+from flatout.recording.lines import LineSampler
+from flatout.recording.patches import Hooks
+
+_EVERY_SECONDS = 1.0
+_LINES_SECONDS = 3.0
+
+
+class Recording:
+    """The ledger, the hooks and the sampler of this process."""
+
+    def __init__(self, run: Path, import_seconds: float, started: float | None = None) -> None:
+        self._run = run
+        self._import_seconds = import_seconds
+        self.hooks = Hooks(None)
+        self.ledger = self._new_ledger(started)
+        self._pid = os.getpid()
+        self._sampler: LineSampler | None = None
+        self._workers: WorkerFiles | None = None
+        self.also: list[tuple[float, Callable[[], None]]] = []
+        """What else is to be done every so many seconds, in the sampler's thread; before `start`."""
+
+    def start(self) -> None:
+        self.hooks.install()
+        for each in self.hooks.missing:
+            self.ledger.missing(each)
+        self._start_sampler()
+
+    def _new_ledger(self, started: float | None) -> ScriptLedger:
+        ledger = ScriptLedger(self._run, started)
+        ledger.told_rank = told_rank
+        ledger.on_claim = self._describe
+        self.hooks.ledger = ledger
+        return ledger
+
+    def _start_sampler(self) -> None:
+        ledger = self.ledger
+        self._sampler = LineSampler(ledger.thread, lambda: ledger.recorder.current)
+        self._workers = WorkerFiles(ledger)
+        self._sampler.every(_EVERY_SECONDS, self._tick)
+        self._sampler.every(_LINES_SECONDS, self._tell_lines)
+        for seconds, action in self.also:
+            self._sampler.every(seconds, action)
+        self._sampler.start()
+
+    def _tick(self) -> None:
+        if self._sampler is not None and self._workers is not None:
+            self._sampler.thread = self.ledger.thread
+            self._workers.drain()
+        self._write_now()
+        self.ledger.write_events()
+
+    def _tell_lines(self) -> None:
+        if self._sampler is not None and self._workers is not None:
+            self.ledger.tell("lines", [*self._sampler.counts(), *self._workers.lines()])
+
+    def _write_now(self) -> None:
+        """For whoever has to say what the process was doing when it was killed."""
+        recorder, rank = self.ledger.recorder, self.ledger.rank
+        told = {
+            "time_unix": time.time(),
+            "part": recorder.current,
+            "seconds": time.perf_counter() - recorder.since,
+            "where": self._sampler.where if self._sampler is not None else None,
+            "step": self.ledger.book.done,
+        }
+        name = f"{os.getpid()}.now" if rank is None else f"rank{rank}.now"
+        fd = os.open(self._run / FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(fd, json.dumps(told).ljust(500).encode() + b"\n", 0)
+        finally:
+            os.close(fd)
+
+    def after_fork(self) -> None:
+        """In a forked child: it may be a loader worker, a rank, or anything else. Its ledger begins now."""
+        self._sampler = None
+        self.ledger = self._new_ledger(time.perf_counter())
+        self._pid = os.getpid()
+
+    def finish(self, ended: dict[str, Any] | None = None) -> None:
+        """When the process ends by itself, or the block that is recorded."""
+        with suppress(Exception):
+            if self._sampler is not None:
+                self._sampler.stop()
+                if self._workers is not None:
+                    self._workers.drain()
+                self._tell_lines()
+            if self.hooks.ledger is not None:
+                self.ledger.close(how_it_ended() if ended is None else ended)
+
+    def _describe(self) -> dict[str, Any]:
+        if self._sampler is None:
+            self._start_sampler()  # a forked rank: threads do not survive a fork
+        device = _device()
+        return {
+            "started_unix": time.time() - self.ledger.recorder.wall_seconds(),
+            "import_seconds": self._import_seconds,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "threads": torch.get_num_threads(),
+            "device": device,
+            "world_size": _world_size(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        }
+
+
+def activate(run: str, import_seconds: float) -> None:
+    """The whole of a process: from its start to its end."""
+    recording = Recording(Path(run), import_seconds)
+    recording.ledger.thread = threading.main_thread().ident or threading.get_ident()
+    recording.start()
+    os.register_at_fork(after_in_child=recording.after_fork)
+    atexit.register(recording.finish)
+
+
+def told_rank() -> int | None:
+    """What the process group or the launcher says; None without either."""
+    group = _process_group()
+    if group is not None:
+        return int(group.get_rank())
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() and "WORLD_SIZE" in os.environ else None
+
+
+def _world_size() -> int:
+    group = _process_group()
+    return 1 if group is None else int(group.get_world_size())
+
+
+def _process_group() -> Any:
+    """torch.distributed, where a group was joined."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def _device() -> dict[str, Any]:
+    """Where there is a GPU in use, that; asking must not start a CUDA context."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {"kind": "cuda", "name": torch.cuda.get_device_name()}
+    return {"kind": "cpu", "name": None}
+
+
+def how_it_ended() -> dict[str, Any]:
+    """Python keeps the exception that ended the script for debuggers."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return {"cause": None}
+    place, trace = "", getattr(error, "__traceback__", None)
+    while trace is not None:
+        place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+    text = " ".join(str(error).split())[:300]
+    return {
+        "cause": f"{type(error).__name__}: {text}",
+        "where": place,
+        "interrupted": isinstance(error, KeyboardInterrupt),
+    }

@@ -1,0 +1,147 @@
+"""What preparing one batch took, measured where it is done: in a loader worker, or in the training thread.
+
+The kernel says how long the thread ran, and how long it waited for a core; what is left of the wall clock it was
+blocked: on a disk, a network, a lock. That is `fetch`. What runs inside a known decoder is `decode`, the rest of the
+dataset's own code `augment`. The data itself is not touched, and nothing travels with it: workers write small files.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flatout.recording.files import FOLDER, append_lines, event
+from flatout.recording.lines import LineSampler
+
+LOADER = "FLATOUT_RECORD_LOADER"
+"""In the environment while workers are started: pid of the training process and number of the loader."""
+DECODERS = (
+    ("PIL.ImageFile", "ImageFile", "load"),
+    ("PIL.Image", None, "open"),
+    ("cv2", None, "imread"),
+    ("cv2", None, "imdecode"),
+    ("torchvision.io", None, "decode_image"),
+    ("torchvision.io", None, "decode_jpeg"),
+    ("torchvision.io", None, "read_image"),
+)
+"""Module, class, function: what others call to turn bytes into pixels."""
+_WRITE_SECONDS = 0.5
+_local = threading.local()
+
+
+class ThreadClock:
+    """Seconds that this thread ran, and that it was ready to run and had no core."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        with suppress(OSError):
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> tuple[float, float]:
+        if self._fd is not None:
+            ran, waited, _ = os.pread(self._fd, 64, 0).split()
+            return int(ran) / 1e9, int(waited) / 1e9
+        return time.thread_time(), 0.0
+
+
+class BatchClock:
+    """Measures one batch at a time, of one thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadClock()
+        self.collate_seconds = 0.0
+        self.decode_seconds = 0.0
+        """CPU time inside decoders."""
+
+    def measure(self, fetch: Callable[[], Any]) -> tuple[Any, dict[str, float], float]:
+        """The batch, seconds of each stage, and when it began (of time.perf_counter)."""
+        self.collate_seconds = self.decode_seconds = 0.0
+        (ran, waited), start = self._thread.read(), time.perf_counter()
+        batch = fetch()
+        wall, (ran_now, waited_now) = time.perf_counter() - start, self._thread.read()
+        return (
+            batch,
+            split_stages(wall, ran_now - ran, waited_now - waited, self.decode_seconds, self.collate_seconds),
+            start,
+        )
+
+
+def split_stages(wall: float, ran: float, waited: float, decoded: float, collated: float) -> dict[str, float]:
+    """Adds up to `wall`. The wait for a core, which a busy machine adds to both, is shared out over what ran and what
+    was blocked; `collated` is wall clock, `decoded` CPU time."""
+    around = max(0.0, wall - collated)
+    blocked, computed = max(0.0, wall - ran - waited), max(0.0, ran - collated)
+    fetch = around * blocked / (blocked + computed) if blocked + computed > 0 else around
+    work = around - fetch
+    decode = work * min(1.0, decoded / ran) if ran > 0 else 0.0
+    return {"fetch": fetch, "decode": decode, "augment": work - decode, "collate": min(collated, wall)}
+
+
+def clock_of_thread() -> BatchClock:
+    """After a fork the thread is another one."""
+    if getattr(_local, "pid", None) != os.getpid():
+        _local.pid, _local.clock = os.getpid(), BatchClock()
+    clock: BatchClock = _local.clock
+    return clock
+
+
+def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def timed(samples: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return collate(samples)
+        finally:
+            clock_of_thread().collate_seconds += time.perf_counter() - started
+
+    return timed
+
+
+def patch_decoders(done: set[tuple[str, str | None, str]]) -> None:
+    """Those that are imported by now and not in `done`."""
+    for decoder in DECODERS:
+        module_name, owner_name, function_name = decoder
+        if decoder in done or (module := sys.modules.get(module_name)) is None:
+            continue
+        done.add(decoder)
+        owner = getattr(module, owner_name, None) if owner_name else module
+        function = getattr(owner, function_name, None)
+        if callable(function):
+            with suppress(AttributeError, TypeError):  # an extension module may not allow it
+                setattr(owner, function_name, _timed_decoder(function))
+
+
+def _timed_decoder(function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        clock = clock_of_thread()
+        before, started = clock.decode_seconds, time.thread_time()
+        try:
+            return function(*args, **kwargs)
+        finally:  # one decoder may call another: only the outer one counts
+            clock.decode_seconds = before + time.thread_time() - started
+
+    timed.__wrapped__ = function  # type: ignore[attr-defined]
+    return timed
+
+
+class WorkerDiary:
+    """Written by a loader worker: a line for each batch, and now and then the lines that it spends its time in."""
+
+    def __init__(self, run: Path, loader: str, worker: int) -> None:
+        self._path = run / FOLDER / f"fetch-{loader}-{worker}-{os.getpid()}.jsonl"
+        self._lines: list[str] = []
+        self._written = 0.0
+        self._sampler = LineSampler(threading.get_ident(), lambda: "loading")
+        self._sampler.start()
+
+    def note(self, stages: dict[str, float], start: float) -> None:
+        self._lines.append(event("batch", {"start": start, **{name: round(s, 7) for name, s in stages.items()}}))
+        now = time.perf_counter()
+        if now - self._written > _WRITE_SECONDS:
+            self._written = now
+            self._lines.append(event("lines", self._sampler.counts()))
+            append_lines(self._path, self._lines)
+            self._lines = []

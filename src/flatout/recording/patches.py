@@ -1,0 +1,302 @@
+"""The hooks in torch: public ones where there are any, patches where there are none. Each can be taken out again.
+
+None of them draws a random number, waits for a device or changes a value: a recorded run computes what a bare one
+does, to the bit.
+"""
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.optim.optimizer as optimizers
+from torch.utils.data import _utils, dataloader, get_worker_info
+
+from flatout.recording.fetching import LOADER, WorkerDiary, clock_of_thread, patch_decoders, timed_collate
+from flatout.recording.ledger import ScriptLedger
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "broadcast",
+    "broadcast_object_list",
+    "barrier",
+    "reduce",
+    "reduce_scatter_tensor",
+    "gather",
+    "scatter",
+    "all_to_all_single",
+)
+_get_ident = threading.get_ident
+_is_grad_enabled = torch.is_grad_enabled
+
+
+class Hooks:
+    """Everything that is hooked for one process; `ledger` may change (a fork), the hooks stay."""
+
+    def __init__(self, ledger: ScriptLedger | None) -> None:
+        self.ledger = ledger
+        self.count_steps = True
+        """Whether an optimizer's step is a step of the run; not where the script says itself what is one."""
+        self.missing: list[str] = []
+        self._undo: list[Callable[[], None]] = []
+        self._decoders: set[tuple[str, str | None, str]] = set()
+        self._diary: WorkerDiary | None = None
+        self._diary_pid = 0
+
+    def install(self) -> None:
+        """What cannot be hooked is said in the run; the rest is."""
+        for name, install in (
+            ("optimizer steps", self._hook_optimizers),
+            ("modules", self._hook_modules),
+            ("backward", self._hook_backward),
+            ("DataLoader", self._hook_loaders),
+            ("loader workers", self._hook_fetchers),
+            ("torch.save", self._hook_saving),
+            ("collectives", self._hook_collectives),
+        ):
+            try:
+                install()
+            except Exception as error:
+                self.missing.append(f"{name} cannot be hooked: {type(error).__name__}: {error}")
+
+    def remove(self) -> None:
+        self.ledger = None
+        while self._undo:
+            self._undo.pop()()
+
+    def _mine(self) -> ScriptLedger | None:
+        """The ledger, where this is its thread."""
+        ledger = self.ledger
+        return ledger if ledger is not None and ledger.active and _get_ident() == ledger.thread else None
+
+    def _patch(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        patched = functools.wraps(original)(wrapper(original))
+        setattr(owner, name, patched)
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    # ---- optimizers: torch's own global hooks
+
+    def _hook_optimizers(self) -> None:
+        before = optimizers.register_optimizer_step_pre_hook(self._before_step)
+        after = optimizers.register_optimizer_step_post_hook(self._after_step)
+        self._undo += [before.remove, after.remove]
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        ledger = self.ledger
+        if ledger is not None and ledger.rank is None and ledger.active:
+            ledger.thread = _get_ident()  # who steps is who trains
+        if (ledger := self._mine()) is not None:
+            ledger.begin_optimizer()
+            return self._with_closure_apart(args, kwargs)
+        return None
+
+    def _with_closure_apart(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """What step(closure) calls is the script's own code, not the optimizer's."""
+        if callable(closure := kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._as_part("other", closure)}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._as_part("other", args[1]), *args[2:]), kwargs
+        return None
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if (ledger := self._mine()) is not None:
+            if not self.count_steps:
+                ledger.end_part("optimizer")
+                return
+            rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+            ledger.end_optimizer(id(optimizer), rate if isinstance(rate, float | int) else None)
+
+    # ---- modules: the outermost call. A global hook would cost every inner module its fast path, and be traced
+
+    def _hook_modules(self) -> None:
+        original = torch.nn.Module.__call__
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            ledger = self.ledger
+            if ledger is None or ledger.inside or _get_ident() != ledger.thread or torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            ledger.begin_call(module, args or kwargs, _is_grad_enabled())
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                ledger.end_call()
+
+        self._patch(torch.nn.Module, "__call__", lambda _: call)
+
+    # ---- backward
+
+    def _hook_backward(self) -> None:
+        def wrapper(original: Any) -> Any:
+            def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+                ledger = self._mine()
+                if ledger is None:
+                    return original(tensors, *args, **kwargs)
+                ledger.begin_backward(_value_at_hand(tensors))
+                computed: list[float] = []
+                handle = _watch_end(tensors, computed)
+                try:
+                    return original(tensors, *args, **kwargs)
+                finally:
+                    if handle is not None:
+                        handle.remove()
+                    ledger.end_backward(computed[0] if computed else None)
+
+            return backward
+
+        self._patch(torch.autograd, "backward", wrapper)
+
+    # ---- loaders
+
+    def _hook_loaders(self) -> None:
+        iterators = dataloader._BaseDataLoaderIter
+        self._patch(dataloader.DataLoader, "__iter__", self._iter_wrapper)
+        self._patch(iterators, "__next__", self._next_wrapper)
+
+    def _iter_wrapper(self, original: Any) -> Any:
+        def __iter__(loader: Any) -> Any:
+            ledger = self._mine()
+            use = None if ledger is None else ledger.loader_use(loader)
+            if ledger is None or use is None:
+                return original(loader)
+            ledger.begin_fetch(use, _is_grad_enabled())
+            with _ToldToWorkers(f"{os.getpid()}-{use.number}"):
+                try:
+                    found = original(loader)
+                finally:
+                    ledger.end_fetch(use, None, False)
+            with suppress(AttributeError):
+                found._flatout_use = use
+            return found
+
+        return __iter__
+
+    def _next_wrapper(self, original: Any) -> Any:
+        def __next__(iterator: Any) -> Any:
+            ledger = self._mine()
+            use = getattr(iterator, "_flatout_use", None)
+            if ledger is None or use is None:
+                return original(iterator)
+            ledger.begin_fetch(use, _is_grad_enabled())
+            batch, found = None, False
+            try:
+                batch = original(iterator)
+                found = True
+                return batch
+            finally:
+                ledger.end_fetch(use, batch, found)
+
+        return __next__
+
+    # ---- what prepares a batch, in a worker or here
+
+    def _hook_fetchers(self) -> None:
+        fetch = _utils.fetch
+
+        def initial(original: Any) -> Any:
+            def __init__(fetcher: Any, dataset: Any, auto: Any, collate: Any, drop_last: Any) -> None:
+                original(fetcher, dataset, auto, timed_collate(collate), drop_last)
+
+            return __init__
+
+        self._patch(fetch._BaseDatasetFetcher, "__init__", initial)
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._patch(kind, "fetch", self._fetch_wrapper)
+
+    def _fetch_wrapper(self, original: Any) -> Any:
+        def fetch(fetcher: Any, index: Any) -> Any:
+            worker = get_worker_info()
+            ledger = None if worker is not None else self._mine()
+            if worker is None and ledger is None:
+                return original(fetcher, index)
+            patch_decoders(self._decoders)
+            batch, stages, start = clock_of_thread().measure(lambda: original(fetcher, index))
+            if ledger is not None:
+                ledger.fetched_here(stages, start)
+            elif worker is not None:
+                with suppress(Exception):  # the batch is worth more than a line about it
+                    self._note_in_worker(worker.id, stages, start)
+            return batch
+
+        return fetch
+
+    def _note_in_worker(self, worker: int, stages: dict[str, float], start: float) -> None:
+        if self._diary_pid != os.getpid():
+            run = self.ledger.run if self.ledger is not None else Path(os.environ["FLATOUT_RECORD"])
+            self.ledger = None  # the training process has it
+            self._diary_pid, self._diary = os.getpid(), WorkerDiary(run, os.environ[LOADER], worker)
+        if self._diary is not None:
+            self._diary.note(stages, start)
+
+    # ---- the rest
+
+    def _hook_saving(self) -> None:
+        self._patch(torch, "save", lambda original: self._as_part("checkpoint", original))
+
+    def _hook_collectives(self) -> None:
+        distributed = torch.distributed
+        if not distributed.is_available():
+            return
+        for name in COLLECTIVES:
+            if hasattr(distributed, name):
+                self._patch(distributed, name, lambda original: self._as_part("communication", original))
+
+    def _as_part(self, part: str, original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            ledger = self._mine()
+            if ledger is None or ledger.recorder.current == part:
+                return original(*args, **kwargs)
+            ledger.begin_part(part)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                ledger.end_part(part)
+
+        return call
+
+
+class _ToldToWorkers:
+    """Workers that are started now know whose they are, by fork or by spawn."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        os.environ[LOADER] = self._name
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.pop(LOADER, None)
+
+
+def _value_at_hand(tensors: Any) -> float | None:
+    """The loss, where reading it waits for nothing."""
+    with suppress(Exception):
+        loss = tensors[0] if isinstance(tensors, tuple | list) else tensors
+        if loss.device.type == "cpu" and loss.numel() == 1:
+            return float(loss.detach())
+    return None
+
+
+def _watch_end(tensors: Any, computed: list[float]) -> Any:
+    """With several ranks: when the last gradient of this rank was there. The engine runs what is queued after that in
+    order, and the exchange of gradients queues its own wait later than this."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    with suppress(Exception):
+        loss = tensors[0] if isinstance(tensors, tuple | list) else tensors
+
+        def began(_: Any) -> None:
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: computed.append(time.perf_counter()))
+
+        return loss.register_hook(began)
+    return None

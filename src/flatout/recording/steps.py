@@ -1,0 +1,92 @@
+"""Which optimizer step is which step of the run: pure bookkeeping, told about events as they come."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class StepWork:
+    """Since the last optimizer step."""
+
+    samples: int = 0
+    fetches: int = 0
+    wait_seconds: float = 0.0
+    beside_seconds: float = 0.0
+    """Validation and checkpoints, which are no part of a step."""
+    losses: list[float] = field(default_factory=list)
+    backwards: int = 0
+
+
+@dataclass
+class RecordedStep:
+    """One finished step. Times are of time.perf_counter."""
+
+    start: float
+    end: float
+    epoch: int
+    batch_index: int
+    learning_rate: float | None
+    work: StepWork
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.end - self.start - self.work.beside_seconds)
+
+    @property
+    def loss(self) -> float | None:
+        """What the step's gradient is the gradient of: the sum over its backward passes, of which who accumulates
+        divides each. None where no value was at hand."""
+        return sum(self.work.losses) if self.work.losses else None
+
+
+class StepBook:
+    """A step ends when every optimizer that takes part has stepped once: with two of them (a GAN) that is known when
+    the first of them steps again, so each step is given out when the next one's optimizer is done."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        """Steps that ended, the one that is not given out yet among them."""
+        self.work = StepWork()
+        self._start: float | None = None
+        self._pending: RecordedStep | None = None
+        self._stepped: set[int] = set()
+
+    def begin(self, now: float) -> None:
+        """The first thing a step does; all but the first begin where the one before ended."""
+        if self._start is None:
+            self._start = now
+
+    def set_aside(self, seconds: float) -> None:
+        """No part of the step, where one has begun."""
+        if self._start is not None:
+            self.work.beside_seconds += seconds
+
+    def optimizer_done(
+        self, optimizer: int, now: float, epoch: int, batch_index: int, learning_rate: float | None
+    ) -> RecordedStep | None:
+        """The step before, where this is the first optimizer of a new one."""
+        work, self.work = self.work, StepWork()
+        pending = self._pending
+        if pending is not None and optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            pending.end = now
+            _add(pending.work, work)
+            return None
+        start = pending.end if pending is not None else self._start if self._start is not None else now
+        self._pending = RecordedStep(start, now, epoch, batch_index, learning_rate, work)
+        self._stepped = {optimizer}
+        self.done += 1
+        return pending
+
+    def take_last(self) -> RecordedStep | None:
+        """When the script is over."""
+        last, self._pending = self._pending, None
+        return last
+
+
+def _add(total: StepWork, more: StepWork) -> None:
+    total.samples += more.samples
+    total.fetches += more.fetches
+    total.wait_seconds += more.wait_seconds
+    total.beside_seconds += more.beside_seconds
+    total.losses += more.losses
+    total.backwards += more.backwards

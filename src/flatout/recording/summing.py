@@ -1,0 +1,114 @@
+"""From what was told to the run's config.yaml and summary.json."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.recording.told import RankTold
+from flatout.runs.summary import add_parts, busy_fraction, throughput
+from flatout.timeline import PARTS
+from flatout.timeline.reading import AttemptStart, read_attempts, read_spans
+
+_STAGES = ("fetch", "decode", "augment", "collate")
+
+
+def describe_config(name: str, cost: Mapping[str, Any], ranks: Sequence[RankTold]) -> dict[str, Any]:
+    """What of the script fits a recipe, so that rules and predictions know its batch, its workers and its device."""
+    config: dict[str, Any] = {"name": name}
+    if ranks and ranks[0].steps:
+        first, loader = ranks[0], ranks[0].training_loader
+        workers = int(loader.get("num_workers") or 0)
+        steps = first.steps
+        micro = max(1, round(sum(each.get("microbatches") or 1 for each in steps) / len(steps)))
+        batch = max(1, round(sum(each["samples"] for each in steps) / len(steps)))
+        device = (first.process.get("device") or {}).get("kind") or "cpu"
+        config |= {
+            "device": device,
+            "threads": first.process.get("threads") or "auto",
+            "data": {
+                "batch_size": batch,
+                "workers": workers,
+                "worker_kind": "process",
+                "prefetch": max(1, workers * int(loader.get("prefetch_factor") or 2)),
+                "cache": "off",
+                "stage": "off",
+            },
+            "train": {"epochs": max(1, steps[-1]["epoch"] + 1), "accumulate": micro},
+        }
+        if len(ranks) > 1:
+            config["parallel"] = {"mode": "ddp", "devices": len(ranks)}
+    if cost:
+        config["cost"] = dict(cost)
+    return config
+
+
+def whole_parts(
+    run: Path, rank: int, began_unix: float, wall_seconds: float, after: str | None
+) -> tuple[dict[str, float], float]:
+    """Exclusive seconds of every part, adding up to the wall clock of the command, and what of it came after the last
+    span: that is `after`, or nobody's where that is None. What came before the process is its start."""
+    attempts = read_attempts(run / "spans" / f"rank{rank}.jsonl")
+    parts = dict.fromkeys(PARTS, 0.0) | add_parts([each.parts for each in attempts])
+    if not attempts:
+        parts[after if after in PARTS else "startup"] = wall_seconds
+        return parts, 0.0
+    parts["startup"] += max(0.0, attempts[0].started_unix - began_unix)
+    left = wall_seconds - sum(parts.values())
+    parts[after if after in PARTS else "unattributed"] += max(0.0, left)
+    if left < 0:  # spans are of another clock, to a few milliseconds
+        longest = max(parts, key=lambda name: parts[name])
+        parts[longest] += left
+    return parts, max(0.0, left)
+
+
+def loading_totals(run: Path) -> dict[str, float]:
+    """Seconds of each stage of preparing batches for training, of rank 0's loaders."""
+    totals = dict.fromkeys(_STAGES, 0.0)
+    for row in read_spans(run / "spans" / "rank0.jsonl"):
+        if not isinstance(row, AttemptStart) and row.lane and row.value is None and row.name in totals:
+            totals[row.name] += row.seconds
+    return {f"{name}_seconds": seconds for name, seconds in totals.items()}
+
+
+def summarise(
+    name: str,
+    status: str,
+    cause: str | None,
+    ranks: Sequence[RankTold],
+    rows: Sequence[Mapping[str, Any]],
+    parts: Mapping[str, float],
+    wall_seconds: float,
+    recorded: Mapping[str, Any],
+) -> dict[str, Any]:
+    """summary.json without what the monitors and the prices say."""
+    first = ranks[0] if ranks else RankTold()
+    loader, device = first.training_loader, first.process.get("device") or {}
+    imports = float(first.process.get("import_seconds") or 0.0)
+    first_batch = rows[0]["data_wait_seconds"] if rows else 0.0
+    startup = {"imports": imports, "other": max(0.0, parts.get("startup", 0.0) - imports), "first_batch": first_batch}
+    return {
+        "run": name,
+        "status": status,
+        "cause": cause,
+        "updated_unix": time.time(),
+        "device": {"name": device.get("name") or device.get("kind"), "emulated": False, "count": max(1, len(ranks))},
+        "world_size": max(1, len(ranks)),
+        "config_digest": None,
+        "data_fingerprint": None,
+        "state_digest": None,
+        "attempts": max(1, first.attempts),
+        "samples_seen": sum(row["samples"] for row in rows),
+        "convergence": {"verdict": None, "why": None},
+        "throughput": throughput([row["step_seconds"] for row in rows], [row["samples"] for row in rows]),
+        "time": {
+            "wall_seconds": wall_seconds,
+            "parts": dict(parts),
+            "import_seconds": imports,
+            "startup_parts": startup,
+        },
+        "data": {"samples_total": loader.get("samples"), "bytes_read": None},
+        "device_use": {"busy_fraction": busy_fraction(parts, wall_seconds)},
+        "checkpoint": {"files": None, "bytes": None, "seconds": parts.get("checkpoint")},
+        "recorded": dict(recorded),
+    }

@@ -1,0 +1,1 @@
+"""Many settings of one recipe, the worse ones dropped early. Never imports torch."""

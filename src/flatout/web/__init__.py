@@ -1,0 +1,1 @@
+"""The dashboard: a local page over run directories. Needs the extra `web`."""

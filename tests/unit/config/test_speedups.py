@@ -1,0 +1,79 @@
+"""`speedups: auto`: what it switches on, that every key of the user's own wins, and that a run's record loads back."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from flatout.config.loading import dump_config, load_config
+from flatout.config.speedups import SHIPPED_SIDES, growing_sides
+from flatout.data.pixels.views import SHIPPED, resolve_view
+from flatout.decisions.speedups import choose_speedups, speedup_notes
+from flatout.errors import ConfigError
+
+AUTO = {"speedups": "auto", "train": {"epochs": 16}}
+
+
+def test_the_sides_are_those_of_the_shipped_views() -> None:
+    for name, side in SHIPPED_SIDES.items():
+        assert (SHIPPED[name].size, SHIPPED[name].flip) == (side, 0.5)
+
+
+def test_a_recipe_without_it_is_left_alone() -> None:
+    config = load_config({"train": {"epochs": 16}}).config
+    assert (config.train.schedule, config.views) == ("cosine", {})
+    assert choose_speedups(config).value == {}
+    assert speedup_notes(config) == []
+
+
+def test_what_it_switches_on_and_says() -> None:
+    loaded = load_config(AUTO)
+    view = resolve_view(loaded.config.data.view, loaded.config.views)
+    assert loaded.config.train.schedule == "one-cycle"
+    assert view.alternate_flip
+    assert [view.side(epoch) for epoch in (0, 6, 7, 11, 12, 15)] == [32, 32, 48, 48, 64, 64]
+    assert (view.crop, view.pad, view.flip) == ("pad", 4, 0.5)
+    assert loaded.origins["train.schedule"] == "speedups: auto"
+    (note,) = speedup_notes(loaded.config)
+    assert "train.schedule: a high rate" in note
+    assert "48 px from epoch 7" in note
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.schedule", "cosine"), ("views.train-64.alternate_flip", False), ("views.train-64.sizes", {})],
+)
+def test_each_switch_is_off_again_by_its_key(key: str, value: Any) -> None:
+    chosen = choose_speedups(load_config(AUTO, {key: value}).config)
+    assert key not in chosen.value
+    assert f"set otherwise by the recipe: {key}" in chosen.reason
+    assert len(chosen.value) == 2  # the others
+
+
+def test_a_view_of_the_recipe_keeps_its_own_values() -> None:
+    recipe = {**AUTO, "data": {"view": "mine"}, "views": {"mine": {"base": "train-224", "size": 96, "pad": 2}}}
+    config = load_config(recipe).config
+    assert config.views["mine"].sizes == {0: 48, 7: 72, 12: 96}
+    assert config.views["mine"].pad == 2
+    unfair = load_config({**recipe, "views": {"mine": {"base": "train-64", "flip": 0.0}}}).config
+    assert unfair.views["mine"].alternate_flip is None
+    raw = load_config({**AUTO, "data": {"view": "raw"}}).config
+    assert choose_speedups(raw).value == {"train.schedule": "one-cycle"}
+
+
+def test_a_runs_own_record_loads_back_to_the_same() -> None:
+    config = load_config(AUTO, {"views.train-64.alternate_flip": False}).config
+    assert load_config(yaml.safe_load(dump_config(config))).config == config
+
+
+@pytest.mark.parametrize(
+    ("side", "epochs", "wanted"),
+    [(64, 3, {}), (24, 16, {}), (64, 4, {0: 32, 2: 48, 3: 64}), (224, 90, {0: 112, 36: 168, 68: 224})],
+)
+def test_sides_grow_to_the_whole(side: int, epochs: int, wanted: dict[int, int]) -> None:
+    assert growing_sides(side, epochs) == wanted
+
+
+def test_translation_has_none() -> None:
+    with pytest.raises(ConfigError, match="speedups is 'auto' but nothing uses it"):
+        load_config({"task": "translation", "speedups": "auto", "data": {"path": "x"}})

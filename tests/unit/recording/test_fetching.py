@@ -1,0 +1,38 @@
+"""What preparing a batch took, by stage."""
+
+import time
+
+import pytest
+
+from flatout.recording.fetching import BatchClock, split_stages, timed_collate
+
+
+def test_stages_add_up_and_blocked_time_is_fetching() -> None:
+    stages = split_stages(wall=1.0, ran=0.4, waited=0.1, decoded=0.2, collated=0.1)
+    assert sum(stages.values()) == pytest.approx(1.0)
+    assert stages["fetch"] == pytest.approx(0.9 * 0.5 / 0.8)  # blocked 0.5, computed 0.3, and waited for a core
+    assert stages["decode"] == pytest.approx((0.9 - stages["fetch"]) * 0.5)  # half of what ran was in a decoder
+    assert split_stages(1.0, 0.0, 0.0, 0.0, 0.0) == {"fetch": 1.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
+
+
+def test_waiting_for_a_core_is_no_fetching() -> None:
+    assert split_stages(wall=1.0, ran=0.2, waited=0.8, decoded=0.0, collated=0.0)["fetch"] == 0.0
+
+
+def test_a_sleep_is_fetching_and_a_loop_is_not() -> None:
+    clock = BatchClock()
+    _, slept, _ = clock.measure(lambda: time.sleep(0.05))
+    assert slept["fetch"] > slept["augment"]
+
+    def spin() -> str:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        return "batch"
+
+    batch, spun, _ = clock.measure(spin)
+    assert (batch, spun["augment"] > spun["fetch"]) == ("batch", True)
+
+
+def test_collating_is_measured_apart_and_gives_what_it_gives() -> None:
+    assert timed_collate(sum)([1, 2]) == 3

@@ -1,0 +1,215 @@
+"""Hooks in torch against a real loop, in this process: what becomes of each second, and that results do not change."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from flatout.recording.files import FOLDER
+from flatout.recording.ledger import ScriptLedger
+from flatout.recording.patches import Hooks
+from flatout.timeline.reading import read_attempts
+
+
+@contextmanager
+def recorded(run: Path) -> Iterator[ScriptLedger]:
+    (run / FOLDER).mkdir(parents=True)
+    ledger = ScriptLedger(run, time.perf_counter())
+    hooks = Hooks(ledger)
+    hooks.install()
+    assert hooks.missing == []
+    try:
+        yield ledger
+    finally:
+        ledger.close({"cause": None})
+        hooks.remove()
+
+
+def events(run: Path, kind: str) -> list[Any]:
+    lines = (run / FOLDER / "rank0.jsonl").read_text().splitlines()
+    return [told[kind] for told in map(json.loads, lines) if kind in told]
+
+
+def data(batch: int = 4) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(TensorDataset(torch.arange(64.0).reshape(16, 4), torch.zeros(16, dtype=torch.long)), batch)
+
+
+def train(model: nn.Module, epochs: int = 2, validate: bool = False, accumulate: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(epochs):
+        model.train()
+        for number, (x, y) in enumerate(data()):
+            nn.functional.cross_entropy(model(x), y).backward()
+            if (number + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        if validate:
+            model.eval()
+            with torch.no_grad():
+                for x, _ in data(8):
+                    model(x)
+
+
+def test_a_plain_loop_has_all_its_parts_and_steps(tmp_path: Path) -> None:
+    with recorded(tmp_path) as ledger:
+        train(nn.Linear(4, 2), validate=True)
+    steps = events(tmp_path, "step")
+    assert [(each["epoch"], each["batch_index"], each["samples"]) for each in steps] == [
+        (epoch, index, 4) for epoch in range(2) for index in range(4)
+    ]
+    assert all(each["loss"] >= 0 and each["learning_rate"] == 0.01 for each in steps)
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    for part in ("data_wait", "forward", "backward", "optimizer", "validation", "other"):
+        assert attempt.parts[part] > 0, part
+    assert sum(attempt.parts.values()) == pytest.approx(attempt.wall_seconds, abs=1e-4)
+    assert attempt.parts["unattributed"] < 1e-3
+    assert ledger.active
+
+
+def test_validation_counts_for_no_step_and_its_own_code_belongs_to_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with recorded(tmp_path):
+        train(model, epochs=1)
+        with torch.no_grad():
+            for x, _ in data(8):
+                model(x)
+                time.sleep(0.03)
+        time.sleep(0.05)
+        train(model, epochs=1)
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert attempt.parts["validation"] >= 0.06
+    assert attempt.parts["other"] >= 0.05
+    stepping = sum(each["step_seconds"] for each in events(tmp_path, "step"))
+    assert stepping <= attempt.wall_seconds - attempt.parts["validation"] + 1e-3
+
+
+def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
+    with recorded(tmp_path):
+        train(nn.Linear(4, 2), epochs=1, accumulate=2)
+    assert [(each["samples"], each["microbatches"]) for each in events(tmp_path, "step")] == [(8, 2)] * 2
+
+
+def test_a_teacher_without_gradients_is_no_validation(tmp_path: Path) -> None:
+    model, teacher = nn.Linear(4, 2), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        train(model, epochs=1)
+        for x, _ in data():
+            with torch.no_grad():
+                wanted = teacher(x)
+            (model(x) - wanted).pow(2).mean().backward()
+            optimizer.step()
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert attempt.parts["validation"] < 0.5 * attempt.parts["forward"]
+
+
+def test_recorded_and_bare_weights_and_random_state_are_equal(tmp_path: Path) -> None:
+    def run() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        train(model, validate=True)
+        return model[0].weight.detach().clone(), torch.get_rng_state()
+
+    bare = run()
+    with recorded(tmp_path):
+        under = run()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(bare, under, strict=True))
+
+
+def test_an_error_of_ours_ends_the_ledger_and_not_the_loop(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with recorded(tmp_path) as ledger:
+        train(model, epochs=1)
+        ledger.loaders = None  # type: ignore[assignment]
+        train(model, epochs=1)
+        assert not ledger.active
+    assert events(tmp_path, "missing") == [
+        "the ledger ended after step 4: loader_use: TypeError: argument of type 'NoneType' is not iterable"
+    ]
+
+
+def test_hooks_are_taken_out_again(tmp_path: Path) -> None:
+    before = (nn.Module.__call__, torch.autograd.backward, torch.save, DataLoader.__iter__)
+    with recorded(tmp_path):
+        assert nn.Module.__call__ is not before[0]
+    assert (nn.Module.__call__, torch.autograd.backward, torch.save, DataLoader.__iter__) == before
+
+
+def test_without_a_loader_samples_come_from_the_model_and_saves_are_checkpoints(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for _ in range(3):
+            model(torch.ones(6, 4)).mean().backward()
+            optimizer.step()
+            torch.save(model.state_dict(), tmp_path / "weights.pt")
+    assert [each["samples"] for each in events(tmp_path, "step")] == [6] * 3
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert attempt.parts["checkpoint"] > 0
+
+
+def test_two_loaders_side_by_side_both_feed_training(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for (labelled, _), (unlabelled, _) in zip(data(4), data(8), strict=False):
+            (model(labelled).mean() + model(unlabelled).mean()).backward()
+            optimizer.step()
+    assert [each["samples"] for each in events(tmp_path, "step")] == [12, 12]
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert attempt.parts["validation"] == 0
+
+
+def test_a_batch_taken_ahead_belongs_to_the_step_that_uses_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        batches = iter(data(4))
+        ahead = next(batches, None)
+        while ahead is not None:
+            (x, _), ahead = ahead, next(batches, None)
+            model(x).mean().backward()
+            optimizer.step()
+    assert [each["samples"] for each in events(tmp_path, "step")] == [4] * 4
+
+
+def test_validation_before_the_first_step_is_no_part_of_it_and_not_the_training_loader(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with recorded(tmp_path):
+        with torch.no_grad():
+            for x, _ in data(8):
+                model(x)
+        train(model, epochs=1)
+    steps = events(tmp_path, "step")
+    assert steps[0]["step_seconds"] > 0
+    assert [each["samples"] for each in steps] == [4] * 4
+    assert events(tmp_path, "trained") == [1]
+
+
+def test_a_closure_is_the_script_s_and_a_step_that_raised_leaves_nothing_open(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    doing: list[str] = []
+    with recorded(tmp_path) as ledger:
+
+        def closure() -> Tensor:
+            doing.append(ledger.recorder.current)
+            loss = model(torch.ones(2, 4)).mean()
+            loss.backward()
+            return loss
+
+        def failing() -> Tensor:
+            raise ValueError("out of memory")
+
+        optimizer.step(closure)
+        with pytest.raises(ValueError, match="out of memory"):
+            optimizer.step(failing)
+        optimizer.step(closure)
+        assert (doing, ledger.recorder.depth) == (["other", "other"], 1)

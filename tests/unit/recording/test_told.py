@@ -1,0 +1,61 @@
+"""What the ranks said becomes the run's tables."""
+
+from typing import Any
+
+from flatout.recording.told import RankTold, epoch_rows, step_rows, with_source
+
+
+def step(epoch: int, index: int, samples: int = 4, loss: float | None = 1.0) -> dict[str, Any]:
+    return {
+        "step": {
+            "attempt": 1,
+            "epoch": epoch,
+            "batch_index": index,
+            "samples": samples,
+            "loss": loss,
+            "learning_rate": 0.1,
+            "step_seconds": 0.5,
+            "data_wait_seconds": 0.1,
+            "time_unix": 1000.0 + index,
+            "microbatches": 1,
+        }
+    }
+
+
+def told(*events: dict[str, Any]) -> RankTold:
+    rank = RankTold()
+    for event in ({"process": {"attempt": 1, "pid": 7}}, *events):
+        rank.add(event)
+    return rank
+
+
+def test_samples_of_all_ranks_are_one_step_and_a_late_rank_holds_it_back() -> None:
+    ranks = [told(step(0, 0), step(0, 1)), told(step(0, 0, samples=3))]
+    assert [(row["step"], row["samples"]) for row in step_rows(ranks, 0, ended=False)] == [(1, 7)]
+    assert [(row["step"], row["samples"]) for row in step_rows(ranks, 1, ended=True)] == [(2, 4)]
+    assert step_rows([], 0, ended=True) == []
+
+
+def test_a_second_attempt_goes_on_counting_epochs() -> None:
+    rank = told(step(0, 0), step(1, 0))
+    rank.add({"process": {"attempt": 2, "pid": 8}})
+    rank.add(step(0, 0))
+    assert [each["epoch"] for each in rank.steps] == [0, 1, 2]
+    assert (rank.attempts, rank.end) == (2, None)
+
+
+def test_an_epoch_has_its_mean_loss_and_what_was_logged_in_it() -> None:
+    rank = told(
+        step(0, 0, loss=1.0), step(0, 1, loss=3.0), {"log": {"val_loss": 0.5, "loss": 9.0}}, step(1, 0, loss=None)
+    )
+    rows = epoch_rows(step_rows([rank], 0, ended=True), rank.logged)
+    assert [(row["epoch"], row["step"], row["samples"]) for row in rows] == [(0, 2, 8), (1, 3, 4)]
+    assert (rows[0]["train_loss"], rows[0]["val_loss"], "train_loss" in rows[1]) == (2.0, 0.5, False)
+
+
+def test_hot_lines_come_with_their_text() -> None:
+    lines = with_source([["other", __file__, 1, "f", 2], ["forward", "/nowhere.py", 9, "g", 5]])
+    assert [(line["part"], line["text"]) for line in lines] == [
+        ("forward", ""),
+        ("other", '"""What the ranks said becomes the run\'s tables."""'),
+    ]
