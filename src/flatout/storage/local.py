@@ -28,14 +28,26 @@ def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
 
 class OpenFile:
     """A file or folder, open for as long as anybody refers to it: who reads at an offset never meets another file of
-    the same number."""
+    the same number, and who reads what was listed never another folder of the same name. StorageError where the path
+    leads to another one than `expected`, the identity of an earlier OpenFile."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, expected: tuple[int, int] | None = None) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.identity = _number(os.fstat(self._fd))
+        except OSError as error:
+            raise as_storage_error(path, error) from None
+        if expected not in (None, self.identity):
+            raise _replaced(path)
 
     def fileno(self) -> int:
         return self._fd
+
+    def require_in_place(self) -> None:
+        """StorageError where its path leads to another one by now: what was learnt by the path is not of this one."""
+        if _identity(self.path) != self.identity:
+            raise _replaced(self.path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the last reader
         if hasattr(self, "_fd"):
@@ -49,20 +61,21 @@ class FolderStore:
     root: str
     url: str = field(init=False)
     _opened: OpenFile | None = field(default=None, init=False, repr=False)
+    _expected: tuple[int, int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.root
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # opened again in the other process
+        """Opened again in the other process, which must find the same folder."""
+        expected = self._expected if self._opened is None else self._opened.identity
+        return {**self.__dict__, "_opened": None, "_expected": expected}
 
     def folder(self) -> OpenFile:
-        """The root itself, for those who open files relative to it."""
+        """The root itself, for those who open files relative to it. It is the one that was listed, whatever has its
+        name by now."""
         if self._opened is None:
-            try:
-                self._opened = OpenFile(self.root)  # two threads may both open it: harmless
-            except OSError as error:
-                raise as_storage_error(self.root, error) from None
+            self._opened = OpenFile(self.root, self._expected)  # two threads may both open it: harmless
         return self._opened
 
     def origin(self) -> str:
@@ -77,7 +90,8 @@ class FolderStore:
     def listed(self, list_folder: "ListFolder | None" = None) -> Iterator["ListedFolder"]:
         """Folder by folder, each once, several at a time. Real folders first, then linked ones: what a link leads to a
         second time keeps its real name."""
-        seen = {_identity(self.root)}
+        folder = self.folder()
+        seen = {folder.identity}
         waiting, linked = [""], list[str]()
         with ThreadPoolExecutor(_LISTED_AT_ONCE) as pool:
             while waiting:
@@ -92,6 +106,7 @@ class FolderStore:
                 while linked and not waiting:
                     linked.sort(reverse=True)
                     waiting = [f"{name}/" for name in self._new("", [linked.pop()], seen)]
+        folder.require_in_place()
 
     def _new(self, prefix: str, folders: Sequence[str], seen: set[tuple[int, int]]) -> Iterator[str]:
         """Those of the folders that were not come to before."""
@@ -124,7 +139,9 @@ class FolderStore:
         if wanted.name.startswith("/") or ".." in wanted.name.split("/"):
             return StorageError(f"{what} leads out of the folder; names are relative and without '..'")
         try:
-            file = os.open(os.path.join(self.root, wanted.name), os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(wanted.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder().fileno())
+        except StorageError as error:
+            return error
         except (OSError, ValueError) as error:
             return as_storage_error(what, error)
         try:
@@ -144,32 +161,29 @@ class TarStore:
     """Name -> offset and length of its bytes."""
     url: str = field(init=False)
     _file: "OpenFile | None" = field(default=None, init=False, repr=False)
+    _expected: tuple[int, int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.path
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}  # opened again in the other process
+        """Opened again in the other process, which must find the same archive."""
+        expected = self._expected if self._file is None else self._file.identity
+        return {**self.__dict__, "_file": None, "_expected": expected}
 
     def origin(self) -> str:
         return os.path.realpath(self.path)
 
     def entries(self) -> Iterator[Entry]:
         table = self._table()
-        try:
-            status = os.stat(self.path)
-        except OSError as error:
-            raise as_storage_error(self.path, error) from None
+        status = os.fstat(self.file().fileno())
         for name, (offset, byte_count) in table.items():
             yield Entry(name, byte_count, file_locator(status, b"%d %d" % (offset, byte_count)))
 
     def file(self) -> "OpenFile":
         """The archive itself, for those who know the places of its members."""
         if self._file is None:
-            try:
-                self._file = OpenFile(self.path)  # two threads may both open it: harmless
-            except OSError as error:
-                raise as_storage_error(self.path, error) from None
+            self._file = OpenFile(self.path, self._expected)  # two threads may both open it: harmless
         return self._file
 
     def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
@@ -178,15 +192,11 @@ class TarStore:
         return [place for place in found if place is not None] if None not in found else None
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        table = self._table()
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            return [as_storage_error(self.path, error) for _ in ranges]
-        try:
-            return [self._read(file, table, wanted) for wanted in ranges]
-        finally:
-            os.close(file)
+            table, file = self._table(), self.file()
+        except StorageError as error:
+            return [error for _ in ranges]
+        return [self._read(file.fileno(), table, wanted) for wanted in ranges]
 
     def local_path(self, name: str) -> str | None:
         return None
@@ -196,7 +206,9 @@ class TarStore:
 
     def _table(self) -> dict[str, tuple[int, int]]:
         if self._members is None:
+            file = self.file()
             self._members = index_tar(self.path)
+            file.require_in_place()
         return self._members
 
     def _read(self, file: int, table: dict[str, tuple[int, int]], wanted: Range) -> bytes | StorageError:
@@ -268,12 +280,19 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
         raise as_storage_error(folder, error) from None
 
 
-def _identity(folder: str) -> tuple[int, int]:
+def _identity(path: str) -> tuple[int, int]:
     try:
-        status = os.stat(folder)
+        return _number(os.stat(path))
     except OSError as error:
-        raise as_storage_error(folder, error) from None
+        raise as_storage_error(path, error) from None
+
+
+def _number(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+def _replaced(path: str) -> StorageError:
+    return StorageError(f"{path} was replaced by another one since it was listed; start again")
 
 
 def as_storage_error(what: str, error: OSError | ValueError) -> StorageError:
