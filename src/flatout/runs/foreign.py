@@ -11,7 +11,7 @@ from typing import Any
 from flatout.errors import DataError
 from flatout.runs.events import read_scalars
 from flatout.runs.steps import parse_float
-from flatout.untrusted import blamed_as, read_json
+from flatout.untrusted import MAX_LINE_CHARACTERS, MAX_TABLE_BYTES, blamed_as, open_text, read_json
 
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "eval", "test")
 _ACCURACY = {
@@ -111,9 +111,9 @@ def _read_trainer_state(path: Path) -> ForeignLog:
 
 def _read_csv(path: Path) -> ForeignLog:
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            first = file.readline()
-            file.seek(0)
+        with open_text(path, MAX_TABLE_BYTES, "replace", newline="") as file:
+            first = file.readline(MAX_LINE_CHARACTERS)
+            file.seek(3 if first.startswith("\ufeff") else 0)  # the mark that some programs put first
             reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
             names = [name for name in reader.fieldnames or [] if name]
             rows = [{name: parse_float(row.get(name)) for name in names} for row in reader]

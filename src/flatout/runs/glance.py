@@ -11,9 +11,10 @@ from typing import Any
 
 from flatout.errors import RunDirectoryError, UserError
 from flatout.runs.directory import RunDirectory, read_json
+from flatout.runs.reading import read_summary
 from flatout.runs.rebuilding import KILLED
-from flatout.runs.schema import check_config, checked_summary
-from flatout.untrusted import blamed_as, read_yaml
+from flatout.runs.schema import check_config
+from flatout.untrusted import read_yaml
 
 _DEPTH = 2  # a suite's runs are one folder further down
 _FRESH_SECONDS = 120.0
@@ -106,9 +107,7 @@ class RunIndex:
         kept = self._summaries.get(directory.root)
         if kept is None or kept[0] != signature:
             try:
-                with blamed_as(RunDirectoryError):
-                    summary = checked_summary(read_json(directory.summary), directory.summary)
-                kept = (signature, summary, None)
+                kept = (signature, read_summary(directory), None)
             except (UserError, OSError) as error:
                 kept = (signature, {}, str(error))
             self._summaries[directory.root] = kept
