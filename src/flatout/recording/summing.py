@@ -29,13 +29,14 @@ def describe_config(name: str, cost: Mapping[str, Any], ranks: Sequence[RankTold
             "data": {
                 "batch_size": batch,
                 "workers": workers,
-                "worker_kind": "process",
-                "prefetch": max(1, workers * int(loader.get("prefetch_factor") or 2)),
                 "cache": "off",
                 "stage": "off",
             },
             "train": {"epochs": max(1, steps[-1]["epoch"] + 1), "accumulate": micro},
         }
+        if workers:  # without, a recipe that sets how they work is refused, by predict for one
+            prefetch = workers * int(loader.get("prefetch_factor") or 2)
+            config["data"] |= {"worker_kind": "process", "prefetch": prefetch}
         if len(ranks) > 1:
             config["parallel"] = {"mode": "ddp", "devices": len(ranks)}
     if cost:

@@ -76,9 +76,13 @@ def match_columns(theirs: Iterable[str]) -> dict[str, str]:
 def read_foreign(path: Path) -> ForeignLog:
     """A CSV file, an event file, or a folder that holds either."""
     if path.is_dir():
-        events = sorted(path.rglob("*tfevents*"))
+        try:
+            events = sorted(each for each in path.rglob("*tfevents*") if each.is_file())
+            states = sorted(path.rglob("trainer_state.json"), key=lambda found: found.stat().st_mtime)
+        except OSError as error:  # a tree that is no folder of logs: /proc, links that lead round
+            raise DataError(f"{path} cannot be searched for logs: {error.strerror}; give the log itself") from None
         tables = [path / name for name in ("metrics.csv", "summary.csv") if (path / name).is_file()]
-        if states := sorted(path.rglob("trainer_state.json"), key=lambda found: found.stat().st_mtime):
+        if states:
             return _read_trainer_state(states[-1])  # every checkpoint has one; the newest tells all
         if not events and not tables:
             raise DataError(

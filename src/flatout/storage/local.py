@@ -139,13 +139,17 @@ class FolderStore:
         if wanted.name.startswith("/") or ".." in wanted.name.split("/"):
             return StorageError(f"{what} leads out of the folder; names are relative and without '..'")
         try:
-            file = os.open(wanted.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder().fileno())
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for a writer
+            file = os.open(wanted.name, flags, dir_fd=self.folder().fileno())
         except StorageError as error:
             return error
         except (OSError, ValueError) as error:
             return as_storage_error(what, error)
         try:
-            return read_at(file, 0, os.fstat(file).st_size, wanted, self.root)
+            about = os.fstat(file)
+            if not stat.S_ISREG(about.st_mode):
+                return StorageError(f"{what} is no file; remove it")
+            return read_at(file, 0, about.st_size, wanted, self.root)
         except OSError as error:
             return as_storage_error(what, error)
         finally:

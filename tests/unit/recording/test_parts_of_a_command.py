@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.config.loading import load_config
 from flatout.recording.summing import describe_config, whole_parts
 from flatout.recording.told import RankTold
 
@@ -50,3 +51,11 @@ def test_the_recipe_of_a_script_is_what_it_did() -> None:
     }
     assert (config["train"], config["cost"]) == ({"epochs": 2, "accumulate": 2}, {"instance": "g5.xlarge"})
     assert describe_config("mine", {}, []) == {"name": "mine"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_recipe_of_a_script_is_one_that_loads(workers: int) -> None:
+    rank = RankTold()
+    rank.add({"loader": {"number": 0, "num_workers": workers}})
+    rank.add({"step": {"epoch": 0, "samples": 8, "loss": None}})
+    assert load_config(describe_config("mine", {}, [rank])).config.data.workers == workers
