@@ -8,7 +8,6 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -17,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import NoSpace
+from flatout.machine.files import OpenFile
 from flatout.units import format_bytes
 
 _ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])
 """`end` is 0 for a row that is not there, and negative while it is being written."""
 _LAYOUT = "RGB, or planes where the width is below 0"  # of another one nothing is used again
 Samples = TypeVar("Samples", int, NDArray[np.int64])
-Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], "PixelFile | None"]
+Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], OpenFile | None]
 
 
 class Arena:
@@ -39,7 +39,7 @@ class Arena:
         rows: int,
         pixels: memoryview,
         index: NDArray[np.void],
-        file: "PixelFile | None" = None,
+        file: OpenFile | None = None,
         lock: int | None = None,
     ) -> None:
         self.capacity_bytes = len(pixels)
@@ -114,20 +114,6 @@ def whole_blocks(samples: Samples) -> Samples:
     return (samples + 7) // 8 * 8
 
 
-class PixelFile:
-    """A file that is closed by the garbage collector: a thread that still writes must not hit a reused descriptor."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at exit
-        if hasattr(self, "_fd"):
-            close(self._fd)
-
-
 def memory_arena(rows: int, capacity_bytes: int, huge_pages: bool = True) -> Arena:
     """Anonymous memory; pages are taken as they are filled. Without huge pages, that costs the same every time."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # Python's default, MAP_SHARED, costs 50 % more per page
@@ -148,7 +134,7 @@ def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _drop_unless_usable(folder, index_bytes, pixel_bytes)
         index_map, pixels = _mapped(folder / "index", index_bytes), _mapped(folder / "pixels", pixel_bytes)
-        file = PixelFile(folder / "pixels")
+        file = OpenFile(folder / "pixels", os.O_RDWR)
     except BlockingIOError:
         assert lock is not None
         os.close(lock)

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from flatout.errors import StorageError
-from flatout.storage.local import OpenFile
+from flatout.machine.files import OpenFile
 from flatout.storage.protocol import Range, Store
 
 _WINDOW_BYTES = 128 * 1024

@@ -17,6 +17,7 @@ from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
 from flatout.runs.directory import RunDirectory, read_json, write_json
+from flatout.runs.rebuilding import checkpoint_files
 from flatout.runs.step_totals import Steps, StepTotals, read_steps
 from flatout.runs.steps import STEP_COLUMNS
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
@@ -202,7 +203,7 @@ class RunRecords:
                 else busy_fraction(recorder.device_seconds, recorder.wall_seconds())
             ),
             "checkpoint": {
-                **_checkpoint_files(self._directory),
+                **checkpoint_files(self._directory),
                 "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
             },
             "cost": ledger.to_dict(),
@@ -290,12 +291,6 @@ class RunRecords:
             **_store_answers(getattr(self._dataset.train, "reader", None)),
             "quarantined": len(self._quarantined),
         }
-
-
-def _checkpoint_files(directory: RunDirectory) -> dict[str, int]:
-    """How many there are, and their bytes."""
-    files = [path for path in directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
-    return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
 
 
 def _import_seconds(recorder: Recorder) -> float:

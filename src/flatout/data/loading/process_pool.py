@@ -93,7 +93,6 @@ class ProcessPool:
         self._suspects: set[Key] = set()  # batches that killed a worker: prepared sample by sample from then on
         self._round = 0
         self._workers = [_Worker(recipe, self._buffer_bytes) for _ in range(workers)]
-        self.deaths = 0
 
     def submit(self, key: Key) -> None:
         self._waiting.append((key, self._round))
@@ -163,7 +162,6 @@ class ProcessPool:
 
     def _replace(self, worker: _Worker) -> None:
         """Start another worker and give it the dead one's batches; a sample that kills three is banned."""
-        self.deaths += 1
         sample, status = worker.current_sample(), worker.process.wait()
         blamed: Key | int = sample if sample >= 0 else worker.tasks[0][0] if worker.tasks else -1
         self._suspects.update(task[0] for task in worker.tasks)

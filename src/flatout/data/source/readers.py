@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import ObjectMissing, StorageError
+from flatout.machine.files import OpenFile
 from flatout.storage.counters import StoreCounters
-from flatout.storage.local import FolderStore, OpenFile, TarStore, read_at
+from flatout.storage.local import FolderStore, TarStore, read_at
 from flatout.storage.protocol import Range, Store, counters_of
 
 Rows = NDArray[np.int64]

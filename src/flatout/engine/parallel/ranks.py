@@ -17,9 +17,9 @@ from flatout.engine.parallel.group import Gathering, Group
 from flatout.engine.parallel.link import LinkFigures, measure_link
 from flatout.engine.parallel.model_sync import ModelSync
 from flatout.engine.parallel.protocol import Failures, GlobalBatch, Losses, StopReason, T, ValueExchange
-from flatout.engine.parallel.traffic import Traffic
 from flatout.engine.parallel.watchdog import Watchdog
 from flatout.errors import EndedBySomeRank, FlatoutError
+from flatout.machine.files import read_int
 from flatout.tasks.protocol import Sums
 from flatout.timeline import Recorder
 
@@ -30,6 +30,23 @@ def share_failures(group: ValueExchange, failures: Failures) -> dict[int, Failur
     """Unusable samples that any rank met, by sample id; all ranks ask together."""
     rows = [[each.sample_id, each.name, each.reason] for each in failures.values()]
     return {row[0]: Failure(*row) for part in group.gather(rows) for row in part}
+
+
+class Traffic:
+    """What a network interface has sent and received, by the kernel's own counters."""
+
+    def __init__(self, interface: str) -> None:
+        self._folder = f"/sys/class/net/{interface}/statistics"
+        self._before = self._read()
+
+    def since_last(self) -> list[int | None]:
+        """Bytes sent and received since this was asked before; None where the system does not say."""
+        before, self._before = self._before, self._read()
+        pairs = zip(self._before, before, strict=True)
+        return [None if now is None or then is None else now - then for now, then in pairs]
+
+    def _read(self) -> list[int | None]:
+        return [read_int(f"{self._folder}/{name}") for name in ("tx_bytes", "rx_bytes")]
 
 
 class Ranks:
