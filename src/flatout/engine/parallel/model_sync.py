@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.config.schema import Config
-from flatout.engine.learner import Learner, state_digest
+from flatout.engine.learner import Learner, state_digest, under
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm
 from flatout.engine.parallel.gradients import GradientExchange
 from flatout.engine.parallel.local_steps import LocalSteps
@@ -121,8 +121,7 @@ class ModelSync:
         if not tensors:
             return
         if self._powersgd is not None:
-            own = {name[len(_POWERSGD) :]: value for name, value in tensors.items() if name.startswith(_POWERSGD)}
-            self._powersgd.load(own, self._learner.device.torch)
+            self._powersgd.load(under(_POWERSGD, tensors), self._learner.device.torch)
         if self._local is not None:
             self._learner.load_optimizer(tensors)
 
