@@ -1,7 +1,8 @@
-"""The kernel's small text files, read in one call, None where there is none; and files that stay open while in use."""
+"""The kernel's small text files, None where there is none; files written whole; files that stay open while in use."""
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _MOST_BYTES = 1 << 20  # /proc/stat of a machine with a thousand cores has 100 kB
@@ -32,6 +33,22 @@ def parse_int(text: str | None) -> int | None:
         return None if text is None else int(text)
     except ValueError:
         return None
+
+
+def write_whole(path: Path, *parts: bytes, forced: bool = False) -> None:
+    """The whole new file or the whole old one, never a mixture; `forced` to the disk before it has its name."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(parts)
+            if forced:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 class OpenFile:

@@ -12,7 +12,7 @@ from flatout.config.tasks import Metric, metric_named
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import AnyDataset, Failure, LoadStats
 from flatout.data.source.dataset import some_files
-from flatout.data.source.readers import Reader, store_counters
+from flatout.data.source.readers import Reader
 from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
@@ -300,7 +300,7 @@ def _import_seconds(recorder: Recorder) -> float:
 
 def _store_answers(reader: Reader | None) -> dict[str, Any]:
     """How the store answered this process in this attempt; empty where the kernel reads the files."""
-    counted = None if reader is None else store_counters(reader)
+    counted = None if reader is None else reader.counters()
     if counted is None or not counted.requests:
         return {}
     return {

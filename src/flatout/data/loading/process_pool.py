@@ -28,7 +28,6 @@ from flatout.data.batch import Prepared
 from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
 from flatout.data.loading.pools import Buffers, Key, late
 from flatout.data.loading.prepare import BatchPlan, prepare
-from flatout.data.source.readers import store_counters
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
 from flatout.machine.parents import child_environment, exit_with_parent
 from flatout.units import format_bytes
@@ -217,10 +216,10 @@ def _serve(connection: Connection, memory: mmap.mmap) -> None:
 def _answer(
     recipe: BatchPlan, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
 ) -> Prepared | FlatoutError:
-    before = store_counters(recipe.split.reader)
+    before = recipe.split.reader.counters()
     try:
         prepared = prepare(recipe, *key, images, watch=watch)
-        after = store_counters(recipe.split.reader)  # those of this process: the trainer cannot see them
+        after = recipe.split.reader.counters()  # those of this process: the trainer cannot see them
         prepared.stages.store_requests = after.requests - before.requests
         prepared.stages.store_bytes = after.bytes - before.bytes
         prepared.images = images[:0]  # the pixels stay in the mapped buffer

@@ -1,6 +1,5 @@
 """Which pixels of an earlier run may be used again: those whose files are proven to be what they were made from."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from flatout.cache.arena import Arena
 from flatout.data.source.identity import Words, are_equal
+from flatout.machine.files import write_whole
 
 _FILE = "locators"  # of the bytes that each row was, or will be, decoded from
 
@@ -24,11 +24,9 @@ def drop_unproven(arena: Arena, folder: Path, locators: Words) -> int:
     dropped = int(np.count_nonzero(arena.find(unproven)[1]))
     arena.forget(unproven)
     if len(unproven):
-        temporary = path.with_suffix(".tmp")
         with suppress(OSError):
             path.unlink(missing_ok=True)  # none is better than an old one
-            temporary.write_bytes(now.tobytes())
-            os.replace(temporary, path)
+            write_whole(path, now.tobytes())
     return dropped
 
 

@@ -21,15 +21,22 @@ def read_class_list(path: str) -> list[str]:
             text = file.read().removeprefix("\ufeff")
     except OSError as error:
         raise DataError(f"data.classes is {path!r}, which cannot be read: {error.strerror}; check the path") from None
-    names: object = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if path.lower().endswith(".json"):
-        try:
-            names = json.loads(text)
-        except (ValueError, RecursionError):
-            names = None
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    without_comments = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    names = parse_names(text if path.lower().endswith(".json") else without_comments, path)
+    if not names:
         raise DataError(f"data.classes is {path!r}, which lists no classes; write one name on each line")
     return names
+
+
+def parse_names(text: str, path: str) -> list[str] | None:
+    """One on each line, or a JSON list where the path ends so; None for other JSON."""
+    if not path.lower().endswith(".json"):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def listed_classes(wanted: Wanted) -> int | list[str] | None:
