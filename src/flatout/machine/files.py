@@ -56,7 +56,7 @@ class OpenFile:
     file of the same number."""
 
     def __init__(self, path: str | Path, flags: int = os.O_RDONLY) -> None:
-        self.path = path
+        self.path = os.fspath(path)
         self._fd = os.open(path, flags | os.O_CLOEXEC)
 
     def fileno(self) -> int:

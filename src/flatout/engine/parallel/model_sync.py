@@ -12,9 +12,9 @@ from flatout.config.schema import Config
 from flatout.engine.learner import Learner, state_digest, under
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm
 from flatout.engine.parallel.gradients import GradientExchange
+from flatout.engine.parallel.group import Group
 from flatout.engine.parallel.local_steps import LocalSteps
 from flatout.engine.parallel.powersgd import PowerSgd
-from flatout.engine.parallel.protocol import ValueExchange
 from flatout.errors import RunFailed
 from flatout.timeline import Recorder
 
@@ -125,7 +125,7 @@ class ModelSync:
         if self._local is not None:
             self._learner.load_optimizer(tensors)
 
-    def compare(self, group: ValueExchange, when: str) -> None:
+    def compare(self, group: Group, when: str) -> None:
         """Ranks that do not hold the same weights train several models, and nobody would notice."""
         if self._sharded is not None:
             return  # each rank has its own part
