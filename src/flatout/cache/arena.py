@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import NoSpace
-from flatout.machine.files import OpenFile
+from flatout.machine.files import OpenFile, read_text
 from flatout.units import format_bytes
 
 _ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])
@@ -181,7 +181,4 @@ def _remove(folder: Path) -> None:
 
 
 def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"
+    return (read_text("/proc/sys/kernel/random/boot_id") or "unknown").strip()

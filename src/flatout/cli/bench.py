@@ -5,11 +5,6 @@ import typer
 from flatout.cli.apps import Json, bench_app, print_answer
 
 
-@bench_app.callback()
-def group() -> None:
-    """Measure this machine."""
-
-
 @bench_app.command()
 def loader(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder, .tar, pack or s3:// URL of a dataset.")],

@@ -1,11 +1,6 @@
 from flatout.cli.apps import Assignments, ConfigPath, Json, config_app, print_answer
 
 
-@config_app.callback()
-def group() -> None:
-    """Look at configurations."""
-
-
 @config_app.command()
 def show(config: ConfigPath, assignments: Assignments = None, as_json: Json = False) -> None:
     """Show every key with its value and where the value came from."""

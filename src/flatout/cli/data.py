@@ -6,11 +6,6 @@ import typer
 from flatout.cli.apps import Json, LabelColumn, LayoutOption, data_app, print_answer
 
 
-@data_app.callback()
-def group() -> None:
-    """Look at, make and pack datasets."""
-
-
 @data_app.command()
 def audit(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A dataset of any layout (docs/data-layouts.md).")],
@@ -43,11 +38,6 @@ def audit(
 
 make_app = typer.Typer(help="Synthesise datasets.", no_args_is_help=True)
 data_app.add_typer(make_app, name="make")
-
-
-@make_app.callback()
-def make_group() -> None:
-    """Synthesise datasets."""
 
 
 @make_app.command()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.cache.batch_store import OwnStore
 from flatout.cache.redis_address import RedisAddress
-from flatout.cache.shared_memory import OwnedStore, free_bytes, shared_root
+from flatout.cache.shared_memory import OwnedStore, shared_root
 from flatout.errors import ConfigError, ServiceUnavailable
-from flatout.machine.budgets import memory_budget_bytes, usable_cores
+from flatout.machine.budgets import free_bytes, memory_budget_bytes, usable_cores
 from flatout.service.coordinator.coordinator import Coordinator
 from flatout.service.coordinator.policy import Policy
 from flatout.service.producers.local_producers import LocalProducers
