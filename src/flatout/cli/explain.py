@@ -10,8 +10,7 @@ from flatout.cli.apps import Json, RunPath, app, print_json
 def explain(
     run: RunPath,
     fix: Annotated[
-        Path | None,
-        typer.Option("--fix", metavar="RECIPE", help="Write a new recipe with the fixes; nothing is run."),
+        Path | None, typer.Option("--fix", metavar="RECIPE", help="Write a new recipe with the fixes; nothing is run.")
     ] = None,
     as_json: Json = False,
 ) -> None:

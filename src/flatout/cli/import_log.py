@@ -15,8 +15,7 @@ def import_log(
         ),
     ],
     run: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="DIR", help="Run directory to make (default runs/<log's name>)."),
+        Path | None, typer.Option("--run", metavar="DIR", help="Run directory to make (default runs/<log's name>).")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -51,11 +51,7 @@ def export(
     from flatout.commands.export_data import export_dataset
 
     result = export_dataset(source, target, to, shard_mb * 10**6, as_json, layout, label_column)
-    print_answer(
-        result,
-        as_json,
-        f"wrote {result['samples']:,} samples in {result['shards']} shards under {target}",
-    )
+    print_answer(result, as_json, f"wrote {result['samples']:,} samples in {result['shards']} shards under {target}")
 
 
 @data_app.command()

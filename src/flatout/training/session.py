@@ -114,13 +114,7 @@ class Session:
         job = self._open_job(resumed.progress)
         self._accounting.summarise("running", None, job)
         failures = FailureHandling(
-            job,
-            self._directory,
-            ranks,
-            self._saving,
-            self._accounting,
-            self._setup.dataset.train.name,
-            self._say,
+            job, self._directory, ranks, self._saving, self._accounting, self._setup.dataset.train.name, self._say
         )
         try:
             self._begin_ranks(job, failures)

@@ -65,10 +65,7 @@ class Setup:
 
 
 def prepare_setup(
-    config: Config,
-    ranks: Parallel | None = None,
-    run_folder: Path | None = None,
-    startup: StartupClock | None = None,
+    config: Config, ranks: Parallel | None = None, run_folder: Path | None = None, startup: StartupClock | None = None
 ) -> Setup:
     """Check everything that can be wrong with the input, before a file is touched.
 

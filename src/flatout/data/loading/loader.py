@@ -188,12 +188,7 @@ def open_loader(
     memory = memory_for(device_kind)
     batch_bytes = memory.granted_bytes(recipe.largest_bytes())
     plan = decisions.fit_memory(
-        config.memory,
-        chosen.prefetch,
-        batch_bytes,
-        memory_taken + own_bytes,
-        memory_budget_bytes(),
-        memory.is_pinned,
+        config.memory, chosen.prefetch, batch_bytes, memory_taken + own_bytes, memory_budget_bytes(), memory.is_pinned
     )
     cache = choose_cache(config.cache, recipe, kind, plan.cache_bytes, epochs)
     prefetch = plan.prefetch.value

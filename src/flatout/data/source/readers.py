@@ -38,11 +38,7 @@ class Extents(Sequence[Source | StorageError]):
     picture a tenth of its time, and reading each of them from Python more."""
 
     def __init__(
-        self,
-        bases: Sequence[Base],
-        which: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        self, bases: Sequence[Base], which: NDArray[np.int32], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> None:
         self.bases = list(bases)
         self.which = which  # of the bases each one lies in

@@ -7,13 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flatout.data.source.formats.arrangement import (
-    Arrangement,
-    Listing,
-    Members,
-    OpenArchive,
-    split_in_name,
-)
+from flatout.data.source.formats.arrangement import Arrangement, Listing, Members, OpenArchive, split_in_name
 from flatout.data.source.formats.numbered import class_names, listed_classes
 from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.layouts import Layout
