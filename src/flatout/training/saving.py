@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -12,14 +13,13 @@ from flatout.engine.learner import Learner
 from flatout.engine.loop import finite_tensors
 from flatout.engine.parallel import Parallel
 from flatout.engine.progress import Progress
-from flatout.errors import NoSpace, RunFailed
+from flatout.errors import CheckpointCorrupt, NoSpace, RunFailed
 from flatout.runs import RunDirectory
 from flatout.runs.directory import write_json, write_text
 from flatout.timeline import Recorder
 from flatout.training.data_identity import RunIdentity
 from flatout.training.decided import DecisionRecords
 from flatout.training.environment import describe_environment
-from flatout.training.rank_state import save_own
 from flatout.training.records import Records
 from flatout.training.setup import Setup
 
@@ -125,3 +125,38 @@ class Saving:
 def weight_bytes(learner: Learner) -> int:
     """Bytes of the model's state, without optimizer and averages."""
     return sum(value.nbytes for value in learner.model.state_dict().values())
+
+
+def save_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> None:
+    """On every rank, before rank 0 writes the checkpoint: where that one exists, these exist too."""
+    own = ranks.own_tensors(learner)
+    if own is None:
+        return
+    folder, state = _folder(checkpoints, ranks.rank), {"world_size": ranks.world_size}
+    try:
+        checkpoint.save(folder, step, own, state)
+        checkpoint.prune(folder, 0, "higher")
+    except NoSpace:
+        pass  # rank 0 finds the same, says so and stops when it must; without this file the state starts anew
+    ranks.group.gather(None)  # rank 0 goes on when all are done
+
+
+def restore_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> list[str]:
+    """Take it back where every rank still has it; else all start it anew."""
+    if ranks.own_tensors(learner) is None:
+        return []
+    path = _folder(checkpoints, ranks.rank) / f"step-{step:09d}.safetensors"
+    try:
+        found = checkpoint.load(path) if path.exists() else None
+    except CheckpointCorrupt:
+        found = None
+    fits = found is not None and found.state["world_size"] == ranks.world_size
+    everyone = all(ranks.group.gather(fits))
+    ranks.load_own(learner, found.tensors if everyone and found is not None else {})
+    if step == 0 or everyone:
+        return []
+    return ["error feedback or momentum of local steps is not there for every rank: it starts anew"]
+
+
+def _folder(checkpoints: Path, rank: int) -> Path:
+    return checkpoints / f"rank{rank}"

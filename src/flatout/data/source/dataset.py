@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.source.class_checks import compare_class_maps
-from flatout.data.source.class_lists import kept_classes
+from flatout.data.source.class_lists import compare_class_maps, kept_classes
 from flatout.data.source.formats.arrangement import Arrangement, Listing
 from flatout.data.source.formats.choose import arrange, open_source
 from flatout.data.source.identity import Origins, Words, are_known, as_words

@@ -19,9 +19,8 @@ from flatout.service.coordinator.policy import Policy
 from flatout.service.producers.local_producers import LocalProducers
 from flatout.service.protocol.extras import needs
 from flatout.service.protocol.messages import Joined
-from flatout.service.transport.code import NO_CODE, AllowedCode
 from flatout.service.transport.paths import ServicePaths
-from flatout.service.transport.roots import DataRoots
+from flatout.service.transport.roots import NO_CODE, AllowedCode, DataRoots
 from flatout.service.transport.server import SessionRegistry, UnixServer
 from flatout.service.transport.stores import StoreAccess
 

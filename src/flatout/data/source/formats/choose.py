@@ -5,7 +5,7 @@ import posixpath
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote, urlsplit
 
-from flatout.data.source.class_checks import refuse_empty_classes
+from flatout.data.source.class_lists import refuse_empty_classes
 from flatout.data.source.formats.arrangement import Arrangement, Listing
 from flatout.data.source.formats.imagenet import FLAT_IMAGE, arrange_imagenet, looks_like_imagenet
 from flatout.data.source.formats.mds import INDEX, arrange_mds, indexes_of
