@@ -44,7 +44,7 @@ class Arena:
     ) -> None:
         self.capacity_bytes = len(pixels)
         self.rows = rows
-        self._pixels = pixels
+        self.pixels = pixels  # of all rows, in the order in which they were written
         self._file = file
         self._index = index
         index["end"][index["end"] < 0] = 0  # a process was killed while it wrote these
@@ -60,12 +60,7 @@ class Arena:
     @property
     def shared(self) -> Shared:
         """Pixels, index, bytes used and the file of the pixels, for native/arena.c."""
-        return self._pixels, self._words, self._used, self._file
-
-    @property
-    def pixels(self) -> memoryview:
-        """Of all rows, in the order in which they were written."""
-        return self._pixels
+        return self.pixels, self._words, self._used, self._file
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
         """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here. A
@@ -85,7 +80,7 @@ class Arena:
                 return False
             self._index["end"][row] = -1  # another thread must not take room for the same row
             self._used[0] = end
-        self._pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
+        self.pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
         self._index["height"][row], self._index["width"][row] = height, width
         self._index["end"][row] = end  # last: from here on it is found
         return True

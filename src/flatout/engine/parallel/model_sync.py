@@ -32,7 +32,7 @@ class ModelSync:
         self._local: LocalSteps | None = None
         self._sharded: nn.Module | None = None  # FSDP: it exchanges gradients by itself
         self._apart = False  # local steps: gradients stay where they are
-        self._batch_norms = [module for module in learner.model.modules() if isinstance(module, GlobalBatchNorm)]
+        self.batch_norms = [module for module in learner.model.modules() if isinstance(module, GlobalBatchNorm)]
         if parallel.mode == "ddp":
             self._gradients = GradientExchange(learner.model, parallel, recorder)
             learner.wrapped = self._gradients.wrapped
@@ -42,11 +42,6 @@ class ModelSync:
             self._sharded = learner.model
         if parallel.local_steps is not None:
             self._local = LocalSteps(learner.model, parallel)
-
-    @property
-    def batch_norms(self) -> list[GlobalBatchNorm]:
-        """Those over the global batch."""
-        return self._batch_norms
 
     @property
     def gradients_ready(self) -> float | None:
@@ -60,15 +55,15 @@ class ModelSync:
 
     @contextmanager
     def idle(self, model: nn.Module) -> Iterator[None]:
-        for module in self._batch_norms:
+        for module in self.batch_norms:
             module.absent = True
-        if not self._batch_norms:
+        if not self.batch_norms:
             model.eval()  # statistics and random numbers stay as they are
         try:
             yield
         finally:
             model.train()
-            for module in self._batch_norms:
+            for module in self.batch_norms:
                 module.absent = False
 
     def sync_next(self, wanted: bool) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from flatout.data.batch import AnyBatch, Failure
 from flatout.engine.learner import Learner
 from flatout.tasks.protocol import Sums
-from flatout.timeline import Recorder
 
 T = TypeVar("T")
 StopReason = Callable[[], str | None]
@@ -64,13 +63,7 @@ class SingleProcess:
     def together(self, work: Callable[[], T]) -> T:
         return work()
 
-    def begin(
-        self,
-        learner: Learner,
-        recorder: Recorder,
-        end: Callable[[str], None],
-        foreign_failures: Callable[[Failures], None] = lambda failures: None,
-    ) -> list[str]:
+    def begin(self, *_: object) -> list[str]:
         return []
 
     def measure_link(self, device: torch.device) -> None:
