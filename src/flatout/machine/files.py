@@ -35,15 +35,12 @@ def parse_int(text: str | None) -> int | None:
         return None
 
 
-def write_whole(path: Path, *parts: bytes, forced: bool = False) -> None:
-    """The whole new file or the whole old one, never a mixture; `forced` to the disk before it has its name."""
+def write_whole(path: Path, data: bytes) -> None:
+    """The whole new file or the whole old one, never a mixture, whoever else writes it. For caches: a process that is
+    killed may leave a file with its number behind."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.writelines(parts)
-            if forced:
-                file.flush()
-                os.fsync(file.fileno())
+        temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):

@@ -20,7 +20,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """In one step; an OSError leaves what was there."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    write_whole(path, hashlib.sha256(buffer.getbuffer()).digest(), buffer.getvalue())
+    write_whole(path, hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
 
 
 def read_arrays(path: Path) -> Arrays | None:

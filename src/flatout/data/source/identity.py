@@ -168,7 +168,7 @@ def _book_bytes(path: Path) -> bytes | None:
 def _write_book(path: Path, book: bytes) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, digest_of(book), book)
+        write_whole(path, digest_of(book) + book)
 
 
 def to_digest(

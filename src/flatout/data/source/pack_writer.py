@@ -21,7 +21,6 @@ from flatout.data.source.identity import digest_of
 from flatout.data.source.layouts import ANNOTATIONS
 from flatout.data.source.pack import MANIFEST, MODES, VERSION, PackIndex, PackReader, encode_index
 from flatout.errors import ConfigError, DataError, NoSpace, StorageError
-from flatout.machine.files import write_whole
 
 _SLICE = 256  # samples fetched at once
 _SLICES_AHEAD = 4
@@ -120,7 +119,7 @@ def _write_shard(
         with temporary.open("wb") as file, ThreadPoolExecutor(workers) as pool:
             for blob in _blobs(split, low, high, options, pool):
                 place = (file.tell(), len(blob.data), number, blob.height, blob.width)
-                values = (*place, digest_of(blob.data), blob.content)
+                values = (*place, _digest(blob.data), blob.content)
                 for key, value in zip(columns, values, strict=True):
                     columns[key].append(value)
                 file.write(blob.data)
@@ -190,7 +189,7 @@ def _verify(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Read back what was written."""
     with path.open("rb") as file:
         for length, digest in zip(arrays["length"].tolist(), arrays["digest"], strict=True):
-            if digest_of(file.read(length)) != digest.tobytes():
+            if _digest(file.read(length)) != digest.tobytes():
                 raise OSError(f"what was read back from {path} is not what was written")
 
 
@@ -262,11 +261,22 @@ def _inside(folder: Path, name: str) -> Path:
     return target
 
 
+def _digest(data: bytes) -> bytes:
+    """Of what is stored."""
+    return digest_of(data)
+
+
 def _write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
     try:
-        write_whole(path, data, forced=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise _cannot_write(path, error) from None
+    os.replace(temporary, path)
 
 
 def _cannot_write(path: Path, error: OSError) -> NoSpace:
