@@ -110,8 +110,3 @@ def test_a_checkpoint_of_another_model_is_refused(fault: str) -> None:
         tensors["average/0.weight"] = torch.zeros(5, 5)
     with pytest.raises(ConfigError, match="do not fit the model"):
         ema.load(tensors)
-
-
-def test_a_decay_of_one_never_learns_and_is_refused() -> None:
-    with pytest.raises(ConfigError, match="below 1"):
-        Ema.start(small_model(), decay=1.0)
