@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from flatout.commands.cache_costs import with_cache_costs
 from flatout.commands.predict import calibration_of, prediction_errors
 from flatout.config.loading import dump_config, load_config
 from flatout.diagnosis.finding import Finding, Fix
@@ -41,7 +42,11 @@ def _improver(run: Run, signals: Signals) -> Callable[[Finding], Finding]:
     """Findings as the rules have them where the model cannot be calibrated; without fixes that the run has already."""
     improve: Callable[[Finding], Finding] = _unchanged
     with suppress(UserError, ArithmeticError, ValueError):
-        improve = improver(signals, calibration_of(run, load_config(run.config).config))
+        config = load_config(run.config).config
+        calibration = calibration_of(run, config)
+        if signals.step.starved and signals.cache_is_worth_a_try and not signals.input.remote:
+            calibration = with_cache_costs(calibration, run, config)  # a moment; else a cache is promised on a guess
+        improve = improver(signals, calibration)
     return lambda finding: _unless_there(run, improve(finding))
 
 
@@ -64,12 +69,17 @@ def print_explanation(run: Run, explanation: Explanation) -> None:
     Console(highlight=False).print(render_explanation(run.name, explanation))
 
 
-def write_fixed_recipe(run: Run, explanation: Explanation, path: Path) -> dict[str, Any]:
-    """A recipe like the run's with every fix that is a change of its keys; returns the changes. Runs nothing."""
+def fixing_changes(run: Run, explanation: Explanation) -> dict[str, Any]:
+    """Keys and values of every fix that a recipe can hold, each of which differs from the run's."""
     changes: dict[str, Any] = {}
     for finding in reversed(explanation.findings):  # where two fixes change one key, the one that buys more wins
         changes.update(finding.fix.changes)
-    changes = {key: value for key, value in changes.items() if _known(run.config, key, value)}
+    return {key: value for key, value in changes.items() if _known(run.config, key, value)}
+
+
+def write_fixed_recipe(run: Run, explanation: Explanation, path: Path) -> dict[str, Any]:
+    """A recipe like the run's with every fix that is a change of its keys; returns the changes. Runs nothing."""
+    changes = fixing_changes(run, explanation)
     if not changes:
         raise ConfigError(f"no finding of {run.directory} has a fix that a recipe can hold; nothing was written")
     config = load_config(run.config, changes).config

@@ -60,9 +60,10 @@ def _improved(
     best = max((each for each in others if each is not None), key=lambda each: each.gain.value, default=None)
     if own is not None and (best is None or best.gain.value < _BETTER * own.gain.value):
         best = own
-    if best is None or best.gain.value < _WORTH_IT:
-        harmful = own is not None and own.gain.value < 1 / _WORTH_IT
-        return replace(finding, fix=Fix(finding.fix.text)) if harmful else finding
+    if best is None:
+        return finding
+    if best.gain.value < _WORTH_IT:  # what the rule promises of its own change the model does not see
+        return replace(finding, fix=Fix(f"{finding.fix.text} (by the model, no setting of the recipe helps)"))
     return _with(finding, best, signals)
 
 

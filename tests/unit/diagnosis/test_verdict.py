@@ -1,6 +1,10 @@
 """Which of several findings becomes the verdict, and when there is none."""
 
+import re
+
+import pytest
 from constructed import row, signals, steps
+from test_rules import CASES
 
 from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.signal_groups import Epoch
@@ -69,3 +73,20 @@ def test_cores_that_others_took_while_a_run_started_do_not_hide_its_start() -> N
     host = Finding("busy-host", "host", "", (), Fix(""), saved_seconds=2.6)
     assert [each.cause for each in ranked([host, start], 20.0)] == ["host", "startup"]
     assert [each.cause for each in ranked([host, start], 20.0, taken_at_start=2.0)] == ["startup", "host"]
+
+
+WAITS = ("waits for data", "waits for gradients", "waits for cores")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shares_have_one_denominator_and_no_finding_contradicts_the_ledger(name: str) -> None:
+    """All shares of the run's time add up to 1, and no title claims more of it for waiting than the ledger has."""
+    explained = explain_signals(CASES[name].found)
+    assert sum(explained.shares.values()) == pytest.approx(1.0)
+    ledger = {**explained.shares, "waits for cores": explained.shares.get("waits for a core that others have", 0.0)}
+    for finding in explained.findings:
+        claimed = [(int(share), what) for share, what in re.findall(r"(\d+) % of the run (\w+ \w+ \w+)", finding.title)]
+        assert all(share <= 100 for share, _ in claimed)
+        for share, what in claimed:
+            if what in WAITS:
+                assert share <= round(100 * ledger.get(what, 0.0)), finding.title
