@@ -97,7 +97,7 @@ CAUSES = (
     Cause("augmentation", ("data-augment",), ("emulated",), lambda r: Injected(patches=(partial(scenarios.slow_augment, r.uniform(0.002, 0.005)),))),
     Cause("tiny batch", ("host",), ("emulated",), lambda r: _set(data__batch_size=r.choice([2, 4])), "batch", scene=_set(data__samples_per_class=100, train__epochs=2)),
     Cause("accumulation", ("host",), ("emulated",), lambda r: _set(train__accumulate=r.choice([8, 16])), "parts"),
-    Cause("slow checkpoints", ("checkpoint",), ("emulated", "real"), lambda r: Injected({"checkpoint.every_steps": r.randint(4, 12), "model.width": 0.5}, patches=(partial(scenarios.slow_saves, r.uniform(20e6, 50e6)),))),
+    Cause("slow checkpoints", ("checkpoint",), ("emulated", "real"), lambda r: Injected({"checkpoint.every_steps": r.randint(4, 12)}, patches=(partial(scenarios.slow_saves, r.uniform(20e6, 50e6)),)), scene=_set(model__width=0.5, train__max_steps=48)),
     Cause("long validation", ("validation",), ("emulated",), lambda r: _set(validate__every_epochs=1), scene=Injected(data="long-val")),
     Cause("slow start", ("startup",), ("emulated", "real"), lambda r: Injected(patches=(partial(scenarios.slow_start, r.uniform(9, 13)),))),
     Cause("pause of epochs", ("epoch-start",), ("emulated",), lambda r: Injected(patches=(partial(scenarios.slow_epoch_start, r.uniform(0.8, 1.6)),)), scene=_set(train__epochs=5)),

@@ -144,20 +144,20 @@ def slow_augment(seconds: float = 0.003) -> None:
 
 
 def slow_reads(delay: Callable[[Any, Any], float]) -> None:
-    """Reading a batch's files takes longer: `delay` of its plan and sample ids, in seconds."""
-    from flatout.data.loading import pools
+    """Reading a batch's files takes longer: `delay` of its plan and the ids of those that no cache has, in seconds."""
+    from flatout.data.loading import pools, prepare
 
-    fetch = pools.fetch
+    fetch = prepare.fetch
 
     def slow(recipe: Any, epoch: int, index: int, cache: Any = None) -> Any:
         started = time.perf_counter()
-        time.sleep(delay(recipe, recipe.ids(epoch, index)))
         fetched = fetch(recipe, epoch, index, cache)
-        fetched.stages.fetch += time.perf_counter() - started
-        fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, time.perf_counter() - started)
+        time.sleep(delay(recipe, fetched.ids if fetched.rows is None else fetched.ids[fetched.rows >= 0]))
+        fetched.stages.fetch = time.perf_counter() - started
+        fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, fetched.stages.fetch)
         return fetched
 
-    pools.fetch = slow
+    pools.fetch = prepare.fetch = slow
 
 
 def slow_disk(seconds: float = 0.002) -> None:

@@ -6,9 +6,8 @@ import pytest
 from constructed import row, signals, steps
 from test_rules import CASES
 
-from flatout.diagnosis.finding import Finding, Fix
-from flatout.diagnosis.signal_groups import Epoch
-from flatout.diagnosis.verdict import explain_signals, ranked
+from flatout.diagnosis.signal_groups import Epoch, HostRow
+from flatout.diagnosis.verdict import explain_signals
 
 
 def test_a_healthy_run_gets_a_clean_bill() -> None:
@@ -62,17 +61,19 @@ def test_a_slow_start_is_named_when_the_rest_is_healthy() -> None:
     assert explain_signals(signals(parts={"startup": 30.0})).cause == "startup"
 
 
-def test_what_recurs_in_every_step_comes_before_a_slow_start() -> None:
+def test_what_saves_most_of_this_run_leads_and_what_holds_back_a_longer_one_is_told() -> None:
     explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"startup": 300.0}))
-    assert explained.cause == "data-workers"
-    assert "startup-time" in [finding.id for finding in explained.findings]
+    assert explained.cause == "startup"
+    assert "A longer run is held back by something else: Too few loader workers" in explained.verdict
+    assert explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"startup": 20.0})).cause == "data-workers"
 
 
-def test_cores_that_others_took_while_a_run_started_do_not_hide_its_start() -> None:
-    start = Finding("startup-time", "startup", "", (), Fix(""), saved_seconds=27.0)
-    host = Finding("busy-host", "host", "", (), Fix(""), saved_seconds=2.6)
-    assert [each.cause for each in ranked([host, start], 20.0)] == ["host", "startup"]
-    assert [each.cause for each in ranked([host, start], 20.0, taken_at_start=2.0)] == ["startup", "host"]
+def test_cores_that_others_took_while_a_run_started_are_not_the_starts() -> None:
+    taken = (HostRow(40.0, 1.0, 4.0, 4.0),)
+    explained = explain_signals(signals(parts={"startup": 30.0}, core_wait={"startup": 26.0}, rows=taken))
+    assert explained.cause == "host"
+    assert "startup-time" not in [finding.id for finding in explained.findings]
+    assert "A longer run" not in explained.verdict
 
 
 WAITS = ("waits for data", "waits for gradients", "waits for cores")

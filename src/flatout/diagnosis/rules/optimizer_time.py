@@ -18,8 +18,8 @@ def find(signals: Signals) -> Finding | None:
         "compute",
         f"The optimizer takes {percent(signals.time.share(seconds))} of the run",
         (
-            f"{format_seconds(seconds / signals.step.done)} a step, {percent(seconds / computing)} of the computing; it "
-            "does not depend on the batch",
+            f"{format_seconds(seconds / signals.step.done)} a step, {percent(seconds / computing)} of the computing; "
+            "it does not depend on the batch",
         ),
         Fix("a larger batch makes fewer of these steps; a fused optimizer or fewer averages make them shorter"),
         Interval(seconds * 0.5, seconds * 0.2, seconds * 0.8),
