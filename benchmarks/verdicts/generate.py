@@ -208,9 +208,15 @@ def play_seeds(
               f"\n       {row['verdict']}", flush=True)  # fmt: skip
 
 
+def listed(seeds: str) -> list[int]:
+    """Of `A:B` or `A,B,C`."""
+    first, colon, last = seeds.partition(":")
+    return list(range(int(first), int(last))) if colon else [int(each) for each in seeds.split(",")]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but without, B")
+    arguments.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but without, B; or A,B,C")
     arguments.add_argument("--dir", type=Path, default=Path("/tmp/flatout-verdicts"))
     arguments.add_argument("--only", default="", metavar="WORD", help="only seeds that inject a cause with this word")
     arguments.add_argument("--no-fixes", action="store_true", help="do not run the fixes")
@@ -221,7 +227,6 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     given = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and neighbours are ended on the way out
-    first, last = (int(part) for part in given.seeds.split(":"))
     if controller() is None:
         raise SystemExit(
             "no cgroup with a CPU quota can be made here (root, and a writable cpu controller, are needed)"
@@ -232,7 +237,7 @@ def main() -> None:
     kept = given.dir / "generated.json"
     rows = {row["seed"]: row for row in json.loads(kept.read_text())} if kept.exists() else {}
     wanted = [
-        seed for seed in range(first, last) if given.only in " ".join(cause.name for cause, _ in draw(seed).causes)
+        seed for seed in listed(given.seeds) if given.only in " ".join(cause.name for cause, _ in draw(seed).causes)
     ]
     if given.reread:
         rows = {seed: reread(given.dir, row) for seed, row in rows.items()}

@@ -139,7 +139,7 @@ class Signals:
         base, each = self.device.emulated_base_seconds, self.device.emulated_seconds_per_sample
         if base is None or each is None or not self.step.done:
             return 0.0
-        expected = base + each * self.batch
+        expected = base * self.recipe.accumulate + each * self.batch
         late = self.time.computing_seconds / self.step.done - expected
         return late if expected > 0 and late > max(0.25 * expected, 0.005) else 0.0
 

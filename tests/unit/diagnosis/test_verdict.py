@@ -91,3 +91,10 @@ def test_shares_have_one_denominator_and_no_finding_contradicts_the_ledger(name:
         for share, what in claimed:
             if what in WAITS:
                 assert share <= round(100 * ledger.get(what, 0.0)), finding.title
+
+
+def test_parts_of_a_batch_are_no_busy_machine() -> None:
+    """An emulated device waits its base for each part: that is the recipe's doing."""
+    device = {"kind": "emulated", "emulated_base_seconds": 0.01, "emulated_seconds_per_sample": 0.001}
+    explained = explain_signals(signals(steps=steps(own=0.15), accumulate=8, **device))
+    assert [finding.id for finding in explained.findings] == ["many-parts"]
