@@ -152,7 +152,8 @@ def slow_reads(delay: Callable[[Any, Any], float]) -> None:
     def slow(recipe: Any, epoch: int, index: int, cache: Any = None) -> Any:
         started = time.perf_counter()
         fetched = fetch(recipe, epoch, index, cache)
-        time.sleep(delay(recipe, fetched.ids if fetched.rows is None else fetched.ids[fetched.rows >= 0]))
+        rows = fetched.cache_rows
+        time.sleep(delay(recipe, fetched.ids if rows is None else fetched.ids[rows >= 0]))
         fetched.stages.fetch = time.perf_counter() - started
         fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, fetched.stages.fetch)
         return fetched
