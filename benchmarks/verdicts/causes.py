@@ -89,7 +89,7 @@ CAUSES = (
     Cause("no workers", ("data-workers",), ("emulated",), lambda r: _set(data__workers=0), scene=PHOTOS),
     Cause("few workers", ("data-workers",), ("emulated",), lambda r: _set(data__workers=1), scene=PHOTOS),
     Cause("store latency", ("data-fetch",), ("emulated",), lambda r: Injected({"data.stage": "off"}, faults=Faults(latency_seconds=r.uniform(0.2, 0.5)))),
-    Cause("store bandwidth", ("data-fetch",), ("emulated",), lambda r: Injected({"data.stage": "off"}, faults=Faults(bytes_per_second=r.uniform(1.5e6, 4e6))), scene=PHOTOS),
+    Cause("store bandwidth", ("data-fetch",), ("emulated",), lambda r: Injected({"data.stage": "off"}, faults=Faults(bytes_per_second=r.uniform(2e6, 5e6))), scene=Injected({**QUICK, "train.epochs": 3, "data.workers": 2}, "middle")),
     Cause("tail of reads", ("data-fetch",), ("emulated",), lambda r: Injected(patches=(partial(scenarios.slow_tail, r.uniform(0.01, 0.03), r.uniform(0.3, 0.8)),))),
     Cause("slow folder", ("data-fetch",), ("emulated",), lambda r: Injected(patches=(partial(scenarios.slow_folder, r.uniform(0.006, 0.02)),))),
     Cause("slow disk", ("data-fetch",), ("emulated",), lambda r: Injected(patches=(partial(scenarios.slow_disk, r.uniform(0.0015, 0.005)),))),

@@ -39,7 +39,8 @@ def make_datasets(folder: Path) -> None:
 
     sizes = {
         "small": (4, 400, 64, 16),
-        "big": (4, 120, 512, 8),
+        "middle": (4, 120, 512, 8),
+        "big": (4, 120, 1024, 8),
         "long-val": (4, 120, 64, 1200),
         "mismatched": (4, 100, 32, 40),
         "clean": (4, 100, 32, 40),

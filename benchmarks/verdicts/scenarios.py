@@ -19,7 +19,7 @@ class Scenario:
     says: str = ""
     """A word that its verdict must hold, where the cause's word alone would be too coarse."""
     data: str = "small"
-    """Which dataset: small (64 px), big (512 px), tiny-val, long-val, mismatched."""
+    """Which dataset: small (64 px), middle (512 px), big (1024 px), long-val, mismatched."""
     settings: dict[str, Any] = field(default_factory=dict)
     faults: Faults | None = None
     """Of a store; the dataset is then read from S3."""
@@ -214,7 +214,7 @@ SCENARIOS = (
     Scenario("workers without room to work ahead", "data-workers", says="ahead", data="big", settings={**QUICK, "data.workers": 2, "data.prefetch": 1}),
     Scenario("slow disk", "data-fetch", says="disk", settings=QUICK, inject=slow_disk),
     Scenario("slow store: latency 300 ms", "data-fetch", settings={**QUICK, "data.stage": "off", "train.max_steps": 30}, faults=Faults(latency_seconds=0.3)),
-    Scenario("slow store: bandwidth 4 MB/s", "data-fetch", data="big", settings={**QUICK, "data.stage": "off", "train.max_steps": 16}, faults=Faults(bytes_per_second=4e6)),
+    Scenario("slow store: bandwidth 4 MB/s", "data-fetch", data="middle", settings={**QUICK, "data.stage": "off", "train.max_steps": 16}, faults=Faults(bytes_per_second=4e6)),
     Scenario("throttling store", "data-fetch", says="throttle", settings={**QUICK, "data.stage": "off", "train.max_steps": 40},
              faults=Faults(rules=[Rule("throttle", share=0.4, objects_only=True)])),
     Scenario("unreliable store", "data-fetch", settings={**QUICK, "data.stage": "off"},
