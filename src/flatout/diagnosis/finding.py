@@ -58,6 +58,8 @@ class Finding:
     """The run's result cannot be trusted, or the run will not last; comes before anything about its speed."""
     saved: Interval | None = None
     """`saved_seconds` with its bounds."""
+    cost_seconds: float = 0.0
+    """What the cause takes of the run: what would be saved if it were gone, where the fix saves a part of that."""
 
     def to_dict(self) -> dict[str, Any]:
         gain = None if self.gain is None else {"factor": self.gain.value, "low": self.gain.low, "high": self.gain.high}
@@ -87,10 +89,13 @@ def saving(
     evidence: tuple[str, ...],
     fix: Fix,
     saved: Interval,
+    cost_seconds: float | None = None,
 ) -> Finding:
-    """A finding about time; its dollars are those of the saved seconds."""
+    """A finding about time; its dollars are those of the saved seconds. `cost_seconds` where its fix saves less."""
     usd = None if signals.cost.usd_per_hour is None else saved.value / 3600 * signals.cost.usd_per_hour
-    return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd, saved=saved)
+    cost = saved.value if cost_seconds is None else cost_seconds
+    gain = run_gain(signals, saved)
+    return Finding(id, cause, title, evidence, fix, gain, saved.value, usd, saved=saved, cost_seconds=cost)
 
 
 def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:

@@ -31,7 +31,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """`verdict` in one sentence; `cause` in one word of `finding.CAUSES`; findings by what they buy, best first.
+    """`verdict` in one sentence; `cause` in one word of `finding.CAUSES`; findings by what their causes take, most first.
     `shares` of the run's wall clock say where its time went; they add up to 1."""
 
     verdict: str
@@ -85,6 +85,7 @@ def bounded(finding: Finding, signals: Signals) -> Finding:
     if parts is None or finding.gain is None:
         return finding
     most = max(0.0, signals.net(*parts))
+    finding = replace(finding, cost_seconds=min(finding.cost_seconds, most))
     if finding.saved_seconds <= most:
         return finding
     kept = most / finding.saved_seconds
@@ -94,10 +95,12 @@ def bounded(finding: Finding, signals: Signals) -> Finding:
 
 
 def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Urgent ones first (a wrong result before a missing explanation), then by seconds saved."""
+    """Urgent ones first (a wrong result before a missing explanation), then by what the cause takes of the run, of
+    which its fix may save a part."""
 
     def order(finding: Finding) -> tuple[bool, bool, float, float]:
-        return (not finding.urgent, finding.cause == "unexplained", -finding.saved_seconds, -(finding.usd or 0.0))
+        costs = max(finding.saved_seconds, finding.cost_seconds)
+        return (not finding.urgent, finding.cause == "unexplained", -costs, -(finding.usd or 0.0))
 
     return tuple(sorted(findings, key=order))
 

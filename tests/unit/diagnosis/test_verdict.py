@@ -98,3 +98,9 @@ def test_parts_of_a_batch_are_no_busy_machine() -> None:
     device = {"kind": "emulated", "emulated_base_seconds": 0.01, "emulated_seconds_per_sample": 0.001}
     explained = explain_signals(signals(steps=steps(own=0.15), accumulate=8, **device))
     assert [finding.id for finding in explained.findings] == ["many-parts"]
+
+
+def test_what_takes_more_leads_even_where_its_fix_saves_a_part() -> None:
+    explained = explain_signals(signals(parts={"copy": 5.0, "checkpoint": 5.5}))
+    assert [finding.id for finding in explained.findings] == ["copy", "checkpoint-time"]
+    assert explained.findings[0].saved_seconds < explained.findings[1].saved_seconds

@@ -28,4 +28,5 @@ def find(signals: Signals) -> Finding | None:
             {"parallel.compress": "bf16"},
         ),
         faster_steps(signals, signals.step.seconds - exposed / 2, error=0.1),
+        cost_seconds=exposed * signals.step.done,
     )

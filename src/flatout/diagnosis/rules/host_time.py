@@ -24,4 +24,5 @@ def find(signals: Signals) -> Finding | None:
             changes,
         ),
         Interval(seconds * 0.85, seconds * 0.5, seconds),
+        cost_seconds=seconds,
     )

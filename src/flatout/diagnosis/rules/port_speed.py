@@ -53,6 +53,7 @@ def find(signals: Signals) -> Finding | None:
         ),
         Fix(f"raise the port to {format_bits_per_second(faster)} (switch, instance type or provider's setting)"),
         faster_steps(signals, _step_at(signals, faster), error=0.2),
+        cost_seconds=ranks.communication_seconds * signals.step.done,
     )
 
 
