@@ -31,8 +31,8 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """`verdict` in one sentence; `cause` in one word of `finding.CAUSES`; findings by what their causes take, most first.
-    `shares` of the run's wall clock say where its time went; they add up to 1."""
+    """`verdict` in one sentence; `cause` in one word of `finding.CAUSES`; findings by what their
+    causes take, most first. `shares` of the run's wall clock say where its time went; they add up to 1."""
 
     verdict: str
     cause: str
