@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from flatout.commands.cache_costs import with_cache_costs
 from flatout.commands.predict import calibration_of, prediction_errors
 from flatout.config.loading import dump_config, load_config
 from flatout.diagnosis.finding import Finding, Fix
@@ -42,11 +41,7 @@ def _improver(run: Run, signals: Signals) -> Callable[[Finding], Finding]:
     """Findings as the rules have them where the model cannot be calibrated; without fixes that the run has already."""
     improve: Callable[[Finding], Finding] = _unchanged
     with suppress(UserError, ArithmeticError, ValueError):
-        config = load_config(run.config).config
-        calibration = calibration_of(run, config)
-        if signals.step.starved and signals.cache_is_worth_a_try and not signals.input.remote:
-            calibration = with_cache_costs(calibration, run, config)  # a moment; else a cache is promised on a guess
-        improve = improver(signals, calibration)
+        improve = improver(signals, calibration_of(run, load_config(run.config).config))
     return lambda finding: _unless_there(run, improve(finding))
 
 
