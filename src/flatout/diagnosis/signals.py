@@ -71,7 +71,8 @@ class Signals:
         several = self.device.kind == "cpu" and self._computing_threads > 1
         helpers = threads_delay_share(self.host) if several else 0.0
         stepping = sum(step.seconds for step in self.steps) if self.step.starved else 0.0
-        loading = 0.0 if self.load is None else self.load.core_wait_share * stepping
+        alone = not self.input.workers  # then the main thread's own wait has it already
+        loading = 0.0 if self.load is None or alone else self.load.core_wait_share * stepping
         return Contention(by_part(time.parts, time.core_wait, helpers, loading), holders(self.host))
 
     def net(self, *parts: str) -> float:
