@@ -14,6 +14,7 @@ from flatout.commands.traced_model import Shape, traced_work
 from flatout.config.loading import config_digest, load_config
 from flatout.config.loading import parse_assignments as parse_assignments
 from flatout.config.schema import Config
+from flatout.config.sections.model import RESNETS
 from flatout.cost.catalogue import load_catalogue, read_price_file
 from flatout.cost.machines import OLD_DAYS, Machine, days_old, load_machines
 from flatout.decisions.choice import unless_open
@@ -24,6 +25,10 @@ from flatout.planning.options import Option, PlannedJob, at_price, cheapest, fas
 from flatout.planning.work import TracedWork
 from flatout.runs.directory import write_json
 from flatout.units import parse_bytes, parse_seconds
+
+
+_LARGE_SIDE = 128
+"""Pixels from which on nobody means a stem that keeps them all."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,17 @@ def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
     facts = data_facts(config, _sizes(config, question), question.store)
     job = job_of(config, facts, question)
     machines, notes = _machines(config, question)
+    notes += recipe_notes(config)
+    if question.accuracy is not None:
+        epochs, why = epochs_to(question.accuracy, question.measured)
+        job = replace(job, epochs=epochs or job.epochs)
+        notes.append(f"--accuracy: {why}")
     options = []
     for machine, card, prices in machines:  # a price changes nothing but the dollars
         found = option_for(job, machine, card)
         options += [at_price(found, spot, job.nodes) for spot in prices]
     options.sort(key=lambda each: (not each.fits, each.usd is None, each.usd.value if each.usd else each.hours.value))
     deadline = None if question.deadline is None else parse_seconds(question.deadline) / 3600
-    if question.accuracy is not None:
-        notes.append("--accuracy: epochs to an accuracy are not predicted without a run; epochs are the recipe's")
     made = time.time()
     plan = MachinePlan(
         config.name,
@@ -121,6 +129,8 @@ def _sizes(config: Config, question: Question) -> Sizes | None:
     sizes = known or KNOWN["imagenet"]
     classes = config.data.classes if isinstance(config.data.classes, int) else sizes.classes
     each = sizes.bytes_each if question.sample_bytes is None else float(parse_bytes(question.sample_bytes))
+    if each <= 0:
+        raise ConfigError(f"--sample-bytes is {question.sample_bytes!r}; a file has at least one byte")
     scale = (each / sizes.bytes_each) ** 0.5  # as many bytes a pixel
     width, height = (max(32, round(side * scale)) for side in (sizes.width, sizes.height))
     return Sizes(question.samples, round(0.04 * question.samples), classes, each, width, height)
@@ -181,6 +191,34 @@ def side_of(config: Config) -> int:
     return max([view.size, *(size for _, size in view.sizes)])
 
 
+def epochs_to(accuracy: float, measured: Path | None) -> tuple[int | None, str]:
+    """From the curve of the run that calibrates; None where there is none or it never got there. In percent or as a
+    share."""
+    from flatout.runs import read_run
+
+    if measured is None:
+        return None, "no run says how many epochs it takes; name one with --measured. Epochs are the recipe's"
+    run = read_run(measured)
+    rows = [(int(row["epoch"]), float(row["top1"])) for row in run.epochs if row.get("top1")]
+    target = accuracy / 100 if accuracy > 1 else accuracy
+    reached = [epoch for epoch, top1 in rows if top1 >= target]
+    if reached:
+        return reached[0] + 1, f"{measured} reached {target:.1%} in epoch {reached[0] + 1}: so many are planned"
+    best = f"its best is {max(top1 for _, top1 in rows):.1%}" if rows else "it has no top1"
+    return None, f"{measured} never reached {target:.1%} ({best}); epochs are the recipe's"
+
+
+def recipe_notes(config: Config) -> list[str]:
+    """What of the recipe itself would surprise who looks at the figures."""
+    side = side_of(config)
+    if config.model.name in RESNETS and config.model.stem == "small" and side >= _LARGE_SIDE:
+        return [
+            f"model.stem is small, for images of 32 to 64 pixels: at {side} every layer has 16 times the pixels of the "
+            "published model; set model.stem=standard"
+        ]
+    return []
+
+
 Offer = tuple[Machine, Card, tuple[bool, ...]]
 """A machine, its card, and whether it is offered on demand (False) or as spot (True)."""
 
@@ -209,7 +247,9 @@ def _machines(config: Config, question: Question) -> tuple[list[Offer], list[str
         if each.gpu in cards and (prices := tuple(spot for spot in (False, True) if each.hourly_usd(spot) is not None))
     ]
     if not offered and not homes:
-        raise ConfigError("no machine has a price; give one in a price file (cost.prices), or ask for cards with --gpu")
+        why = f"no figures of {', '.join(unknown)}" if unknown else "no machine has a price"
+        raise ConfigError(f"{why}: give a card of flatout prices show --cards and a price in a price file (cost.prices), "
+                          "or ask for cards with --gpu")
     old = [
         days for each, _, _ in offered if (days := days_old(each.as_of, date.today())) is not None and days > OLD_DAYS
     ]
