@@ -19,7 +19,7 @@ def plan(
         str | None, typer.Option("--on", help="Only these machines, e.g. g4dn.xlarge,g5.xlarge.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Cards at home, e.g. T4,A10G (names of flatout prices show --cards).")
+        str | None, typer.Option(help="Cards at home, e.g. T4,4xA10G (names of flatout prices show --cards).")
     ] = None,
     max_usd: Annotated[float | None, typer.Option(min=0, help="Most dollars of the whole run.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Longest time of the whole run, e.g. 6h.")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from flatout.cost.catalogue import load_catalogue, read_price_file
 from flatout.cost.machines import OLD_DAYS, Machine, days_old, load_machines
 from flatout.decisions.choice import unless_open
 from flatout.errors import ConfigError
-from flatout.planning.cards import Card, find_card, load_cards
+from flatout.planning.alternatives import with_alternatives
+from flatout.planning.cards import Card, card_of_device, find_card, load_cards
 from flatout.planning.estimate import Correction
 from flatout.planning.options import Option, PlannedJob, at_price, cheapest, fastest, frontier, option_for
 from flatout.planning.work import TracedWork
@@ -98,6 +100,7 @@ def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
         options += [at_price(found, spot, job.nodes) for spot in prices]
     options.sort(key=lambda each: (not each.fits, each.usd is None, each.usd.value if each.usd else each.hours.value))
     deadline = None if question.deadline is None else parse_seconds(question.deadline) / 3600
+    options = with_alternatives(job, options, deadline)
     made = time.time()
     plan = MachinePlan(
         config.name,
@@ -235,7 +238,7 @@ def _machines(config: Config, question: Question) -> tuple[list[Offer], list[str
         if not found:
             raise ConfigError(_unknown_machine(name, known))
         chosen += found
-    homes = [_at_home(find_card(name)) for name in question.gpus]
+    homes = [_at_home(name) for name in question.gpus]
     if not question.machines and not question.gpus:
         chosen = known
     unknown = sorted({each.gpu for each in chosen if each.gpu not in cards})
@@ -266,12 +269,15 @@ def _unknown_machine(name: str, known: Sequence[Machine]) -> str:
     return f"no machine is called {name!r}; {hint} a card at home is asked for with --gpu"
 
 
-def _at_home(card: Card) -> tuple[Machine, Card]:
-    """A card in this machine: its cores and memory are the ones at hand."""
+def _at_home(name: str) -> tuple[Machine, Card]:
+    """A card in this machine, or several (`4xT4`): its cores and memory are the ones at hand."""
     from flatout.machine.budgets import usable_cores
 
+    several = re.fullmatch(r"([1-9]\d?)\s*x\s*(.+)", name)
+    count, card = (int(several[1]), find_card(several[2])) if several else (1, find_card(name))
+    said = f"{count} x {card.name} here" if count > 1 else f"{card.name} here"
     cores = float(usable_cores())
-    return Machine(f"{card.name} here", "own", card.name, 1, cores, None, None, None, None, "nvme", "here", "n/a"), card
+    return Machine(said, "own", card.name, count, cores, None, None, None, None, "nvme", "here", "n/a"), card
 
 
 def _correction(directory: Path, config: Config, works: Any) -> Correction:
@@ -287,10 +293,10 @@ def _correction(directory: Path, config: Config, works: Any) -> Correction:
             f"{directory} trained {own.model.name}, not {config.model.name}: it says nothing of its speed"
         )
     device = str((run.summary.get("device") or {}).get("name") or "")
-    cards = sorted((name for name in load_cards() if name.lower() in device.lower()), key=len)
-    if not cards:
+    card = card_of_device(device)
+    if card is None:
         raise ConfigError(f"{directory} ran on {device or 'an unknown device'}, which is no card of specs.csv")
-    card, calibration = find_card(cards[-1]), calibration_of(run, own)
+    calibration = calibration_of(run, own)
     arithmetic = arithmetic_for(card, calibration.settings.precision, own.train.tf32)
     work = works(arithmetic == "amp", own.train.checkpointing)
     batch = calibration.settings.batch_size

@@ -25,8 +25,13 @@ _EXCHANGE_LATENCY_SECONDS = 40e-6
 _NVLINK_SHARE, _PCIE_SHARE, _NETWORK_SHARE = 0.35, 0.35, 0.95
 """What an all-reduce gets of the stated rates: NVLink's counts both directions, PCIe goes through the host; a port is
 filled but for the headers (story B sat at exactly 100 Mb/s)."""
+_STRAGGLING = Interval(0.017, 0.003, 0.045)
+"""Of a step, for each doubling of the ranks: they wait for the slowest, and the exchange takes its share of each card. As
+ResNets were published on two, four and eight cards of one machine."""
 _UNKNOWN_NETWORK_GBPS = 10.0
 _MOST_PARTS = 64
+_WORTH_DOUBLING = 1.05
+"""Speed that twice the batch must bring to be advised."""
 _RESIZED_SHARE = 0.35
 """What decoding an image of 256 pixels takes of decoding a photograph of 500."""
 
@@ -239,7 +244,7 @@ def _exposed(job: PlannedJob, machine: Machine, card: Card, work: TracedWork, de
         return exposed_seconds(buckets, ranks, Link(rate * factor, _EXCHANGE_LATENCY_SECONDS), device)
 
     best, worst = (1.05, 0.7) if job.nodes > 1 else (1.6, 0.6)
-    return Interval(exposed(1.0), exposed(best), exposed(worst))
+    return Interval(exposed(1.0), exposed(best), exposed(worst)) + _STRAGGLING * (device * math.log2(ranks))
 
 
 def _run_seconds(job: PlannedJob, step: Interval, device: Interval, ranks: int, work: TracedWork) -> Interval:
@@ -291,6 +296,8 @@ def _advice(job: PlannedJob, option: Option, feed: DataFeed) -> list[RecipeChang
     if option.limit in ("store", "network") and option.waiting_share > 0.05 and job.samples.store == "s3":
         why = "the store cannot keep up: copy the data once"
         advice.append(RecipeChange("data.stage", "auto", why, applied=False, gain=device / now))
+    if (larger := _larger_batch(job, option)) is not None:
+        advice.append(larger)
     if option.precision != "amp" and option.card.fp16_tensor_tflops is not None:
         gain = _gain(job, option, job.channels_last)
         advice.append(RecipeChange("train.precision", "auto", "16 bits on tensor cores", applied=False, gain=gain))
@@ -298,6 +305,24 @@ def _advice(job: PlannedJob, option: Option, feed: DataFeed) -> list[RecipeChang
         gain = _gain(job, option, channels_last=True)
         advice.append(RecipeChange("train.channels_last", True, "tensor cores want it", applied=False, gain=gain))
     return advice
+
+
+def _larger_batch(job: PlannedJob, option: Option) -> RecipeChange | None:
+    """Twice the batch as often as that is worth it and fits. The learning rate has to follow, so it is only advice."""
+    if option.speed is None or option.limit != "device" or any(change.applied for change in option.changes):
+        return None
+    work, size, gain = job.works(option.precision == "amp", job.checkpointing), job.batch, 1.0
+    while 2 * size <= option.largest_batch:
+        part = math.ceil(2 * size / job.accumulate)
+        told = speed_of(work, part, option.card, option.precision, job.channels_last, job.model, job.correction)
+        larger = part / told.seconds.value / (math.ceil(job.batch / job.accumulate) / option.speed.seconds.value)
+        if larger < _WORTH_DOUBLING * gain:
+            break
+        size, gain = 2 * size, larger
+    if size == job.batch:
+        return None
+    why = f"steps of {job.batch} do not fill the card; the learning rate has to follow"
+    return RecipeChange("data.batch_size", size, why, applied=False, gain=gain)
 
 
 def _gain(job: PlannedJob, option: Option, channels_last: bool | None) -> float | None:
