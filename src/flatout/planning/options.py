@@ -149,7 +149,7 @@ def option_for(job: PlannedJob, machine: Machine, card: Card, spot: bool = False
     part = math.ceil(job.batch / held.setup.accumulate)
     speed = speed_of(held.work, part, card, arithmetic, job.channels_last, job.model, job.correction)
     device = speed.seconds * held.setup.accumulate
-    exposed = _exposed(job, machine, card, held.work, device.value, ranks)
+    exposed = exposed_exchange(job.nodes, machine, card, held.work, device.value)
     host_cores = machine.gpus * host_share(held.work, speed.seconds.value)
     feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host_cores)
     global_batch = job.batch * ranks
@@ -228,11 +228,13 @@ def _make_fit(job: PlannedJob, card: Card, arithmetic: str, ranks: int) -> _Held
     return plain
 
 
-def _exposed(job: PlannedJob, machine: Machine, card: Card, work: TracedWork, device: float, ranks: int) -> Interval:
-    """Gradients on the wire that the backward pass does not hide, bucket by bucket."""
+def exposed_exchange(nodes: int, machine: Machine, card: Card, work: TracedWork, device: float) -> Interval:
+    """Seconds of a step: gradients on the wire that the backward pass does not hide, bucket by bucket. `device` is what
+    the step takes on one card."""
+    ranks = machine.gpus * nodes
     if ranks == 1:
         return Interval.exact(0.0)
-    if job.nodes > 1:
+    if nodes > 1:
         rate = (machine.network_gbps or _UNKNOWN_NETWORK_GBPS) * 1e9 / 8 * _NETWORK_SHARE
     else:
         linked = card.nvlink_gb_s is not None and "only by bridge" not in card.note
@@ -243,7 +245,7 @@ def _exposed(job: PlannedJob, machine: Machine, card: Card, work: TracedWork, de
     def exposed(factor: float) -> float:
         return exposed_seconds(buckets, ranks, Link(rate * factor, _EXCHANGE_LATENCY_SECONDS), device)
 
-    best, worst = (1.05, 0.7) if job.nodes > 1 else (1.6, 0.6)
+    best, worst = (1.05, 0.7) if nodes > 1 else (1.6, 0.6)
     return Interval(exposed(1.0), exposed(best), exposed(worst)) + _STRAGGLING * (device * math.log2(ranks))
 
 
