@@ -39,7 +39,9 @@ def main() -> None:
         reached = float(row["samples_per_second"]) / one / count
         inside = step / (step + lost.high) <= reached <= step / (step + lost.low)
         found[count].append((reached, step / (step + lost.value), inside))
-    print("| cards | rows | reached, published | predicted | mean error | inside the interval |\n|---|---|---|---|---|---|")
+    print(
+        "| cards | rows | reached, published | predicted | mean error | inside the interval |\n|---|---|---|---|---|---|"
+    )
     for count, each in sorted(found.items()):
         error = fmean(abs(told / reached - 1) for reached, told, _ in each)
         reached, told, inside = (fmean(column) for column in zip(*each, strict=True))

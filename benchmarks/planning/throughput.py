@@ -58,7 +58,9 @@ def ship(rows: Sequence[Row], dated: str) -> None:
         fitted.offsets.get(f"suite:{name}", 0.0)
         for name in ("lambda ngc22.09-22.10:amp", "timm:amp", "lambda ngc22.09-22.10:tf32")
     ]
-    kept = {key: value for key, value in fitted.offsets.items() if not key.startswith(("suite:", "era:")) and "@" not in key}
+    kept = {
+        key: value for key, value in fitted.offsets.items() if not key.startswith(("suite:", "era:")) and "@" not in key
+    }
     values = {
         "dated": dated,
         "source": "benchmarks/planning/throughput.py over published training speeds; see benchmarks/results",

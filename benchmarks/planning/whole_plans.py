@@ -5,7 +5,7 @@ folder, or behind an S3 endpoint with added latency or a slow link, whose server
 are drawn from a seed. What the planner knows of this machine is measured once before the first run: seconds of a sample with
 one core and with two, and the store's own answer time and rate without added latency. Needs a quiet machine with two cores.
 
-  .venv/bin/python benchmarks/planning/whole_plans.py [--seed 0] [--cases 14] [--out FILE.md]
+  .venv/bin/python benchmarks/planning/whole_plans.py [--seed 0] [--cases 13] [--seconds 600] [--out FILE.md]
 """
 
 import argparse
@@ -200,7 +200,11 @@ def write_copies(folder: Path) -> None:
         original.with_name(f"copy{number}.jpg").write_bytes(original.read_bytes())
 
 
-def run(seed: int, count: int, paces: dict[str, float]) -> list[tuple[Case, tuple[float, str, float, str]]]:
+def run(
+    seed: int, count: int, seconds: float, paces: dict[str, float]
+) -> list[tuple[Case, tuple[float, str, float, str]]]:
+    """No further case is begun after so many seconds."""
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         data = work / "s3" / "bucket" / "photos"
@@ -218,7 +222,11 @@ def run(seed: int, count: int, paces: dict[str, float]) -> list[tuple[Case, tupl
             here = look_around(data)
             drawn = (draw(seed, number, paces) for number in range(10 * count))
             clear = [case for case in drawn if predicted(case, here)[2] >= NO_TIE]
-            return [(case, compare(case, here, proxy, data, work)) for case in clear[:count]]
+            return [
+                (case, compare(case, here, proxy, data, work))
+                for case in clear[:count]
+                if time.monotonic() - began < seconds
+            ]
 
 
 @contextmanager
@@ -233,12 +241,13 @@ def server_stopped(server: S3Server, proxy: FaultProxy):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=14)
+    parser.add_argument("--cases", type=int, default=13)
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no further case after these")
     parser.add_argument("--paces", type=Path, default=SHARED / "throughput.csv")
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    found = run(arguments.seed, arguments.cases, published_paces(arguments.paces))
+    found = run(arguments.seed, arguments.cases, arguments.seconds, published_paces(arguments.paces))
     errors = [abs(told / rate - 1) for _, (told, _, rate, _) in found]
     right = sum(limit == seen for _, (_, limit, _, seen) in found)
     out = [

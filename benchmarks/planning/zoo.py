@@ -85,7 +85,7 @@ class RelativeLayer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
 
     def forward(self, x: Tensor, memory: Tensor, places: Tensor, mask: Tensor) -> Tensor:
-        rows, length, width = x.shape
+        _, length, width = x.shape
         query, key, value = (
             each.unflatten(2, (self.heads, -1)) for each in self.joint(torch.cat([memory, x], 1)).chunk(3, -1)
         )

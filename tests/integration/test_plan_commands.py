@@ -96,8 +96,19 @@ class TestPlan:
             (["--gpu", "T4", "--data", "tiny-imagenet", "--store", "tape"], "nvme"),
             (["--gpu", "T4", "--samples", "9", "--sample-bytes", "0"], "--sample-bytes"),
             (["--on", "mine", "--data", "tiny-imagenet", "--set", "cost.prices=mine.yaml"], "no figures of FooCard"),
-            (["--gpu", "T4", "--data", "tiny-imagenet", "--set", "model.name=./peeks.py:Peeks",
-              "--set", "model.width=1"], "values of its tensors"),
+            (
+                [
+                    "--gpu",
+                    "T4",
+                    "--data",
+                    "tiny-imagenet",
+                    "--set",
+                    "model.name=./peeks.py:Peeks",
+                    "--set",
+                    "model.width=1",
+                ],
+                "values of its tensors",
+            ),
         ],
     )
     def test_a_mistake_is_one_line(self, planned: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

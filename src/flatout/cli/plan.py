@@ -26,7 +26,9 @@ def plan(
     nodes: Annotated[int, typer.Option(min=1, help="Machines at once.")] = 1,
     store: Annotated[str | None, typer.Option(help="Where the data will lie: nvme, disk or s3.")] = None,
     measured: Annotated[Path | None, typer.Option(help="A run or probe of this model on any card: calibrates.")] = None,
-    accuracy: Annotated[float | None, typer.Option(help="Plan the epochs in which the run of --measured got there.")] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Plan the epochs in which the run of --measured got there.")
+    ] = None,
     emit: Annotated[Path | None, typer.Option(help="Folder to write recipe and start files to.")] = None,
     choose: Annotated[str | None, typer.Option(help="Option to write files for; default the cheapest.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write one page with the frontier as a plot.")] = None,

@@ -28,7 +28,6 @@ from flatout.planning.work import TracedWork
 from flatout.runs.directory import write_json
 from flatout.units import parse_bytes, parse_seconds
 
-
 _LARGE_SIDE = 128
 """Pixels from which on nobody means a stem that keeps them all."""
 
@@ -251,8 +250,10 @@ def _machines(config: Config, question: Question) -> tuple[list[Offer], list[str
     ]
     if not offered and not homes:
         why = f"no figures of {', '.join(unknown)}" if unknown else "no machine has a price"
-        raise ConfigError(f"{why}: give a card of flatout prices show --cards and a price in a price file (cost.prices), "
-                          "or ask for cards with --gpu")
+        raise ConfigError(
+            f"{why}: give a card of flatout prices show --cards and a price in a price file (cost.prices), "
+            "or ask for cards with --gpu"
+        )
     old = [
         days for each, _, _ in offered if (days := days_old(each.as_of, date.today())) is not None and days > OLD_DAYS
     ]

@@ -26,8 +26,8 @@ _NVLINK_SHARE, _PCIE_SHARE, _NETWORK_SHARE = 0.35, 0.35, 0.95
 """What an all-reduce gets of the stated rates: NVLink's counts both directions, PCIe goes through the host; a port is
 filled but for the headers (story B sat at exactly 100 Mb/s)."""
 _STRAGGLING = Interval(0.017, 0.003, 0.045)
-"""Of a step, for each doubling of the ranks: they wait for the slowest, and the exchange takes its share of each card. As
-ResNets were published on two, four and eight cards of one machine."""
+"""Of a step, for each doubling of the ranks: they wait for the slowest, and the exchange takes its share of each card.
+As ResNets were published on two, four and eight cards of one machine."""
 _UNKNOWN_NETWORK_GBPS = 10.0
 _MOST_PARTS = 64
 _WORTH_DOUBLING = 1.05
