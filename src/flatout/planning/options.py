@@ -13,7 +13,7 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import RunParts
 from flatout.diagnosis.model.step import step_seconds
 from flatout.planning.cards import Card
-from flatout.planning.data_path import DataFeed, Samples, feed_of, store_name
+from flatout.planning.data_path import DataFeed, Samples, automatic_workers, feed_of, store_name
 from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_share, speed_of
 from flatout.planning.memory import MemoryParts, MemorySetup, largest_batch, memory_of
 from flatout.planning.work import TracedWork
@@ -295,6 +295,11 @@ def _advice(job: PlannedJob, option: Option, feed: DataFeed) -> list[RecipeChang
         resized = min(device, now / _RESIZED_SHARE) / now
         why = f"{feed.vcpus:g} vCPUs decode {feed.per_second.value:.0f} samples/s, the device takes {device:.0f}"
         advice.append(RecipeChange("data.path", "a pack of resized images", why, applied=False, gain=resized))
+        each, automatic = int(feed.vcpus / option.machine.gpus), automatic_workers(option.machine, feed.vcpus)
+        if each > automatic:
+            why = f"{each} vCPUs for each card, of which {automatic} decode by default"
+            more = min(device, now * each / automatic) / now
+            advice.append(RecipeChange("data.workers", each, why, applied=False, gain=more))
     if option.limit in ("store", "network") and option.waiting_share > 0.05 and job.samples.store == "s3":
         why = "the store cannot keep up: copy the data once"
         advice.append(RecipeChange("data.stage", "auto", why, applied=False, gain=device / now))

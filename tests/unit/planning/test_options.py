@@ -160,6 +160,16 @@ def test_a_small_batch_is_told_what_a_larger_one_would_bring():
     assert advice(option(batch=256), "data.batch_size") is None
 
 
+def test_more_vcpus_than_workers_by_default_are_told_of():
+    slow = replace(SAMPLES, decode_seconds=0.2)
+    wide, narrow = (option(machine("g4dn.8xlarge", vcpus=cores), samples=slow) for cores in (64.0, 17.0))
+    assert wide.per_second.value == pytest.approx(narrow.per_second.value, rel=0.05)
+    told = advice(wide, "data.workers")
+    assert told is not None
+    assert told.value == 64
+    assert told.gain == pytest.approx(4, rel=0.1)
+
+
 def test_who_waits_for_jpegs_is_told_of_the_machine_with_more_vcpus_and_its_price():
     slow = job(samples=replace(SAMPLES, decode_seconds=0.02))
     small = option(samples=slow.samples)
