@@ -179,6 +179,7 @@ class Collector:
             "loader": ranks[0].training_loader if ranks else {},
             "lines": with_source(ranks[0].lines) if ranks else [],
             "exit_seconds": self._exit_seconds,
+            "debugging": ranks[0].debugging if ranks else [],
             "missing": self._missing(),
             "last_seen": self.was_doing() if status == "failed" else {},
         }
