@@ -21,6 +21,7 @@ from flatout.timeline import Recorder
 _TOTALS_SECONDS = 2.0
 _WRITE_SECONDS = 0.25  # what a kill -9 may take with it
 _FIRST_STEPS = 20  # each is written at once: a script that dies early leaves them all
+_BACKWARDS_BY_HAND = 50  # without any optimizer's step: more are hardly ever accumulated
 _MOST_HELD = 50_000  # lines of a process that does not train, before it stops keeping them
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -68,6 +69,8 @@ class ScriptLedger:
         self._in_validation = False
         self._unsettled = True  # the start, or a validation, is open: the next hook of training ends it
         self._loader_trains = False
+        self._optimizer_seen = False
+        self._by_hand = False  # the script changes its weights itself: a step is a backward pass
         self._call_samples = 0
         self._told_totals = 0.0
         self._seen_training: set[int] = set()
@@ -173,11 +176,22 @@ class ScriptLedger:
             self.tell("trained", use.number)
 
     @_guarded
-    def end_backward(self, computed: float | None) -> None:
+    def end_backward(self, computed: float | None, count_steps: bool = True) -> None:
         """`computed` is when the gradients were done (of time.perf_counter), where others were waited for after."""
         if computed is not None and self.recorder.depth > 1 and computed > self.recorder.since:
             self.recorder.switch("communication", computed)
         self._end()
+        if count_steps and not self._optimizer_seen:
+            self._by_hand = self._by_hand or self.book.work.backwards >= _BACKWARDS_BY_HAND
+            if self._by_hand:
+                self._count_step(0, None)
+
+    @_guarded
+    def copied(self, since: float) -> None:
+        """Something went to another device, from `since` (of time.perf_counter) until now."""
+        if self.recorder.depth == 1 and self.recorder.current == "other":
+            self.recorder.switch("copy", since)
+            self.recorder.switch("other")
 
     @_guarded
     def begin_optimizer(self) -> None:
@@ -188,6 +202,7 @@ class ScriptLedger:
     @_guarded
     def end_optimizer(self, optimizer: int, learning_rate: float | None) -> None:
         self._end()
+        self._optimizer_seen = True
         for each in self.loaders.values():
             if len(each.waiting) > 1:
                 self.book.work.samples += each.take_left_behind()

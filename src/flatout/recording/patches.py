@@ -60,6 +60,7 @@ class Hooks:
             ("DataLoader", self._hook_loaders),
             ("loader workers", self._hook_fetchers),
             ("torch.save", self._hook_saving),
+            ("copies to the device", self._hook_copies),
             ("collectives", self._hook_collectives),
         ):
             try:
@@ -151,7 +152,7 @@ class Hooks:
                 finally:
                     if handle is not None:
                         handle.remove()
-                    ledger.end_backward(computed[0] if computed else None)
+                    ledger.end_backward(computed[0] if computed else None, self.count_steps)
 
             return backward
 
@@ -244,6 +245,23 @@ class Hooks:
 
     def _hook_saving(self) -> None:
         self._patch(torch, "save", lambda original: self._as_part("checkpoint", original))
+
+    def _hook_copies(self) -> None:
+        for name in ("to", "cuda"):
+            self._patch(torch.Tensor, name, self._copy_wrapper)
+
+    def _copy_wrapper(self, original: Any) -> Any:
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            ledger = self.ledger
+            if ledger is None or ledger.inside or _get_ident() != ledger.thread:
+                return original(tensor, *args, **kwargs)
+            since = time.perf_counter()
+            moved = original(tensor, *args, **kwargs)
+            if moved.device != tensor.device:
+                ledger.copied(since)
+            return moved
+
+        return to
 
     def _hook_collectives(self) -> None:
         distributed = torch.distributed

@@ -269,3 +269,41 @@ def test_steps_whose_loss_is_no_number_are_told(tmp_path: Path) -> None:
             (model(torch.ones(6, 4)).mean() * float("nan")).backward()
             optimizer.step()
     assert [each["loss"] != each["loss"] for each in events(tmp_path, "step")] == [True, True]
+
+
+def test_a_script_that_changes_its_weights_itself_steps_with_every_backward_pass(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with recorded(tmp_path):
+        for _ in range(60):
+            model(torch.ones(6, 4)).mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad
+                    parameter.grad = None
+    assert [each["samples"] for each in events(tmp_path, "step")] == [6 * 50] + [6] * 10
+
+
+def test_accumulating_long_before_the_first_step_is_no_change_by_hand(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for number in range(80):
+            model(torch.ones(2, 4)).mean().backward()
+            if number % 40 == 39:
+                optimizer.step()
+    assert [each["samples"] for each in events(tmp_path, "step")] == [80, 80]
+
+
+def test_a_batch_that_goes_to_another_device_is_a_copy_and_a_change_of_type_is_none(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for x, _ in data():
+            x.to("meta", non_blocking=True)
+            model(x.to(torch.float32)).mean().backward()
+            optimizer.step()
+    rows = [row for row in read_spans(tmp_path / "spans/rank0.jsonl") if not isinstance(row, AttemptStart)]
+    assert sum(row.name == "copy" for row in rows) == 4
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert sum(attempt.parts.values()) == pytest.approx(attempt.wall_seconds, abs=1e-4)
+    assert attempt.parts["unattributed"] < 1e-3
