@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -180,11 +181,22 @@ def _device() -> dict[str, Any]:
 
 def told_error(error: BaseException) -> str:
     """In one line. What a loader worker passed on has its whole traceback in it: the first line and the last say it."""
+    if (killed := killed_rank(error)) is not None:
+        return killed
     text = str(error)
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if line.strip()]
         text = f"{lines[0].rstrip('.')}: {lines[-1]}"
     return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+
+
+def killed_rank(error: BaseException) -> str | None:
+    """What torchrun's error says of a rank that a signal ended; by SIGTERM it ends the others itself."""
+    for rank, failure in sorted(getattr(error, "failures", {}).items()):
+        code = getattr(failure, "exitcode", 0)
+        if code < 0 and -code != signal.SIGTERM:
+            return f"rank {rank} ended with {signal.Signals(-code).name}"
+    return None
 
 
 def how_it_ended() -> dict[str, Any]:
@@ -199,4 +211,5 @@ def how_it_ended() -> dict[str, Any]:
         "cause": told_error(error),
         "where": place,
         "interrupted": isinstance(error, KeyboardInterrupt),
+        "killed": killed_rank(error) is not None,
     }
