@@ -48,13 +48,14 @@ def watched(directory: Path) -> Iterator[None]:
 
 def _watch(directory: Path, ended: threading.Event) -> None:
     from flatout.commands.dashboard import Board
+    from flatout.commands.dashboard_run import WatchedRuns
 
     show: Any = importlib.import_module("IPython.display")
-    board, handle = Board([directory]), None
+    runs, handle = WatchedRuns(Board([directory])), None
     while True:
         over = ended.wait(0 if handle is None else _LOOK_SECONDS)
         with suppress(Exception):  # a picture must not end training
-            text = board.small_view("0/.")
+            text = runs.small_view("0/.")
             if handle is None:
                 handle = show.display(show.HTML(text), display_id=True)
             else:

@@ -66,8 +66,10 @@ def line_chart(
     height: int = 190,
     scatter: bool = False,
     log_x: bool = False,
+    named_marks: bool = False,
 ) -> Markup:
-    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines.
+    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines,
+    `named_marks` of them have their names above the plot.
     `log_x`: every x is given as its logarithm to base 10, and written as what it stands for."""
     drawn = [Series(s.name, thin(s.points), s.style or f"s{i % 8}", s.faint, s.dots) for i, s in enumerate(series)]
     values = [y for s in drawn for _, y in s.points if y is not None]
@@ -76,7 +78,7 @@ def line_chart(
     xs = [x for s in drawn for x, _ in s.points]
     frame = _Frame(min(xs), max(xs), *_extent(values, from_zero), height, log_x)
     groups = join_markup(_curve(i, s, frame, scatter) for i, s in enumerate(drawn))
-    lines = join_markup(_mark(frame, x, name) for x, name in marks)
+    lines = join_markup(_mark(frame, x, name, "mark" if named_marks else "grid") for x, name in marks)
     return _figure(
         title,
         note,
@@ -87,6 +89,7 @@ def line_chart(
         _switches(drawn),
         x_label,
         unit,
+        _mark_names(frame, marks) if named_marks and marks else Markup(""),
     )
 
 
@@ -168,9 +171,17 @@ def _curve(number: int, series: Series, frame: _Frame, scatter: bool) -> Markup:
     return Markup('<g class="{}" data-series="{}">{}{}</g>').format(classes, number, curve, points)
 
 
-def _mark(frame: _Frame, x: float, name: str) -> Markup:
-    path = Markup('<path class="grid" d="M{0:.1f} 0V{1}"><title>{2}</title></path>')
-    return path.format(frame.x(x), frame.height, printable(name))
+def _mark(frame: _Frame, x: float, name: str, style: str) -> Markup:
+    path = Markup('<path class="{3}" d="M{0:.1f} 0V{1}"><title>{2}</title></path>')
+    return path.format(frame.x(x), frame.height, printable(name), style)
+
+
+def _mark_names(frame: _Frame, marks: Sequence[tuple[float, str]]) -> Markup:
+    """One line each: names of marks that are close together would cover each other."""
+    text = Markup('<text x="{:.2f}%" y="{}" text-anchor="{}">{}</text>')
+    at = [(frame.x(x) / 10, 13 + 16 * n, name) for n, (x, name) in enumerate(marks)]
+    names = join_markup(text.format(x, y, "end" if x > 50 else "start", printable(name)) for x, y, name in at)
+    return Markup('<svg class="x" height="{}">{}</svg>').format(4 + 16 * len(marks), names)
 
 
 def _figure(
@@ -183,11 +194,12 @@ def _figure(
     keys: Markup,
     x_label: str,
     unit: str,
+    above: Markup = Markup(""),  # noqa: B008
 ) -> Markup:
     chart = Markup(' data-chart="{}"').format(data) if data else Markup("")
     tools = Markup('<line class="cursor" y1="0" y2="{}"/>').format(frame.height)
     return Markup(
-        '<figure{chart}><figcaption>{title}{note}</figcaption><div class="plot">{y_axis}'
+        '<figure{chart}><figcaption>{title}{note}</figcaption><div class="plot">{above}{y_axis}'
         '<div class="area"{focus}><svg height="{height}" viewBox="0 0 1000 {height}" preserveAspectRatio="none" '
         'role="img" aria-label="{label}">{grid}{inner}{tools}</svg></div>{x_axis}<div class="tip" hidden></div></div>'
         "{legend}</figure>"
@@ -202,6 +214,7 @@ def _figure(
         inner=inner,
         tools=tools,
         legend=keys,
+        above=above,
         x_axis=_x_axis(frame, x_label),
         focus=Markup(' tabindex="0"') if data else "",
     )

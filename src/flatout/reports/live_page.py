@@ -116,6 +116,24 @@ def log_tail(text: str) -> Markup:
     return preformatted(text) if text else paragraph("Nothing was said yet.", "dim")
 
 
+def runs_shell() -> str:
+    """The list of runs; runs.js fills it."""
+    body = Markup(
+        "<header><h1>Runs</h1></header>\n<main>\n"
+        '<form class="filters" role="search"><label>search <input id="search" type="search" autocomplete="off"></label>'
+        '<label>status <select id="status"><option value="">all</option><option>running</option>'
+        "<option>completed</option><option>stopped</option><option>failed</option></select></label>"
+        '<label>group by <select id="group"><option value="">nothing</option></select></label>'
+        '<details id="columns"><summary>columns</summary><fieldset><legend class="dim">shown</legend></fieldset>'
+        '<label>add a key of the recipes <select id="column"><option value="">choose …</option></select></label>'
+        '</details><button type="button" id="compare" disabled>compare</button></form>\n'
+        '<div class="scroll" tabindex="0" role="region" aria-label="runs"><table id="runs"><thead></thead></table>'
+        '</div><p class="below"><span id="count" class="dim" role="status">reading …</span> '
+        '<button type="button" id="more" hidden>show all</button></p>\n</main>'
+    )
+    return shell("flatout: runs", body, "/events/runs", ("page.js", "runs.js"))
+
+
 def shell(title: str, body: Markup, stream: str, scripts: Sequence[str] = ("page.js", "dashboard.js")) -> str:
     """A page of the dashboard: styles and scripts come from the server, which forbids everything else. `stream` is
     the address of what changes."""
@@ -127,7 +145,7 @@ def shell(title: str, body: Markup, stream: str, scripts: Sequence[str] = ("page
             '<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/static/page.css">\n'
             '<link rel="stylesheet" href="/static/dashboard.css">\n{}\n</head>\n'
             '<body data-stream="{}">\n<nav class="top" aria-label="Pages"><a href="/">flatout</a>'
-            '<a href="/cache">shared batches</a><a href="/plans">plans</a>'
+            '<a href="/suites">suites</a><a href="/plans">plans</a><a href="/cache">shared batches</a>'
             '<span id="link" role="status" class="dim"></span></nav>\n{}\n</body>\n</html>\n'
         ).format(shown(title), links, stream, body)
     )

@@ -90,13 +90,17 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 def as_html(title: str, rows: Sequence[SuiteRow]) -> str:
     """A whole document."""
-    explained = [_difference(row) for row in rows if row.epochs]
-    body = Markup("<header><h1>{}</h1></header><main>{}{}</main>").format(
-        title,
-        section("Experiments", table([*cells(rows[0])][:-1], [_page_row(row) for row in rows])),
-        section("Estimate and actual", paragraph(_WHY), table(_DIFFERENCE_HEADER, explained)) if explained else "",
+    body = Markup("<header><h1>{}</h1></header><main>{}</main>").format(
+        title, section("Experiments", *suite_sections(rows))
     )
     return page(title, body)
+
+
+def suite_sections(rows: Sequence[SuiteRow]) -> list[Markup]:
+    """The table, and why epochs took other than estimated."""
+    explained = [_difference(row) for row in rows if row.epochs]
+    why = [Markup("<h3>Estimate and actual</h3>"), paragraph(_WHY), table(_DIFFERENCE_HEADER, explained)]
+    return [table([*cells(rows[0])][:-1], [_page_row(row) for row in rows]), *(why if explained else [])]
 
 
 def _page_row(row: SuiteRow) -> list[str | Markup]:
