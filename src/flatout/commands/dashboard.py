@@ -128,6 +128,7 @@ class Board:
         return {
             "key": glance.key,
             "name": glance.name,
+            "label": glance.label,
             "directory": str(glance.directory),
             "status": glance.status,
             "cause": glance.cause,

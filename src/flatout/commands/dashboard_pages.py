@@ -33,10 +33,10 @@ from flatout.untrusted import read_json
 
 _AXES = {"step": "step", "time": "time", "usd": "dollars"}
 _PLACES = (
-    *("damage", "tiles", "findings", "curves", "time", "epochs", "ranks", "timeline", "machine", "cost", "answers"),
-    *("log", "files", "setup"),
+    *("damage", "tiles", "findings", "curves", "time", "epochs", "ranks", "timeline", "machine", "cost", "what-if"),
+    *("answers", "log", "files", "setup"),
 )
-"""The parts of a run's page from top to bottom, below its head."""
+"""The parts of a run's page from top to bottom, below its head; all but one come with the stream."""
 _KNOBS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("data.workers", "workers", (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)),
     ("data.batch_size", "batch size", (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)),
@@ -50,15 +50,16 @@ _READING = (FlatoutError, OSError, KeyError, TypeError, AttributeError, ValueErr
 
 def run_shell(runs: WatchedRuns, glance: Glance, may_act: bool) -> str:
     """One run: empty places that the stream fills. Acts are offered to who has the token."""
-    places = join_markup(Markup('<div id="f-{}"></div>').format(name) for name in _PLACES)
+    filled = {"what-if": _what_if_form(glance, runs.board.config(glance))}
+    places = join_markup(Markup('<div id="f-{}">{}</div>').format(name, filled.get(name, "")) for name in _PLACES)
     stop = Markup('<button type="button" id="stop" data-key="{}">stop with a checkpoint</button>').format(glance.key)
-    acts = Markup(
-        '<p class="acts"><button type="button" id="notify" hidden>notify me of alarms</button> {}</p>'
-    ).format(stop if may_act and glance.status == "running" else "")
-    body = Markup('<header><div id="f-head"><h1>{}</h1></div>{}</header>\n<main>{}\n{}</main>').format(
-        shown(glance.name), acts, places, _what_if_form(glance, runs.board.config(glance))
+    notify = Markup('<button type="button" id="notify" hidden>notify me of alarms</button> {}')
+    acts = Markup('<p class="acts">{}</p>').format(notify.format(stop if may_act else ""))
+    acts = acts if glance.status == "running" else Markup("")
+    body = Markup('<header><div id="f-head"><h1>{}</h1></div>{}</header>\n<main>{}</main>').format(
+        shown(glance.label), acts, places
     )
-    return shell(f"flatout: {glance.name}", body, f"/events/run/{glance.key}")
+    return shell(f"flatout: {glance.label}", body, f"/events/run/{glance.key}")
 
 
 def _what_if_form(glance: Glance, config: Mapping[str, Any]) -> Markup:
@@ -160,7 +161,7 @@ def comparison_fragments(runs: WatchedRuns, keys: Sequence[str], by: str) -> dic
 
 
 def _overlay(runs: WatchedRuns, glances: Sequence[Glance], by: str) -> Markup:
-    series = [Series(each.name, _loss(runs.curves(each), by, runs.board.usd_per_second(each))) for each in glances]
+    series = [Series(each.label, _loss(runs.curves(each), by, runs.board.usd_per_second(each))) for each in glances]
     drawn, label = [each for each in series if each.points], _AXES[by]
     if by == "time":
         label, seconds = time_axis(max((each.points[-1][0] for each in drawn), default=0.0))
@@ -266,7 +267,7 @@ def _suite(home: Path, path: Path | None, runs: Sequence[Mapping[str, Any]]) -> 
 
 
 def _going(row: Mapping[str, Any]) -> list[Any]:
-    link = Markup('<a href="/run/{}">{}</a>').format(row["key"], shown(row["name"]))
+    link = Markup('<a href="/run/{}">{}</a>').format(row["key"], shown(row["label"]))
     done, left = row["progress"], row["seconds_left"]
     return [
         link,

@@ -101,10 +101,11 @@ class WatchedRuns:
         """What cannot be read of a run is a note on its page, not the end of it."""
         watched.fragments["damage"] = Markup("")
         first, began = "tiles" not in watched.fragments, time.thread_time()
+        watched.due = time.monotonic() + _TICK_SECONDS
         try:
             self._look(glance, watched)
-            watched.due = time.monotonic() + min(_MOST_PAUSE_SECONDS, max(_TICK_SECONDS, _pause(glance, began)))
             if not first:  # what takes longer comes with the next push
+                watched.due += min(_MOST_PAUSE_SECONDS, _pause(glance, began))
                 self._look_closely(glance, watched)
         except (FlatoutError, OSError, ValueError) as error:
             watched.fragments["damage"] = note(str(error), "bad")
@@ -121,7 +122,7 @@ class WatchedRuns:
         epochs = read_epochs(directory)
         curves = live_curves(watched.follower.curves, epochs, watched.follower.is_sampled)
         watched.fragments |= {
-            "head": live_headline(glance.name, glance.status, glance.cause, emulated, watched.alarms),
+            "head": live_headline(glance.label, glance.name, glance.status, glance.cause, emulated, watched.alarms),
             "tiles": live_tiles(figures, running),
             "curves": section("Curves", curves, anchor="curves"),
             "log": section("Log", log_tail(read_tail(directory.log)), anchor="log"),

@@ -14,6 +14,8 @@ from flatout.analysis.epoch_ledger import part_order
 from flatout.reports.page import join_markup, printable, shown
 
 MOST_POINTS = 1000  # per series: more than a screen has pixels to show
+_LEAST_ROOM = 2e-3  # of the value: the labels of a curve that is nearly flat still differ
+_MOST_DOTS = 100
 _LARGEST = 1e100  # what is beyond has diverged, and would flatten all else
 Point = tuple[float, float | None]
 
@@ -151,7 +153,7 @@ class _Frame:
 def _extent(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
     low, high = min(values), max(values)
     low = min(0.0, low) if from_zero else low
-    room = max(0.05 * (high - low), 1e-9 * abs(high)) or 1.0
+    room = max(0.05 * (high - low), _LEAST_ROOM * abs(high)) or 1.0
     room = max(room, 1e-90)  # differences this small are rounding
     return (low if low >= 0 and low - room < 0 else low - room, high + room)
 
@@ -166,7 +168,9 @@ def _curve(number: int, series: Series, frame: _Frame, scatter: bool) -> Markup:
     dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in at if y is not None)
     path = Markup('<path class="{}" d="{}"/>')
     curve = Markup("") if scatter else path.format("curve", "".join(line))
-    points = path.format("dots", dots) if scatter or series.dots or len(at) == 1 else Markup("")
+    points = (
+        path.format("dots", dots) if scatter or (series.dots and len(at) <= _MOST_DOTS) or len(at) == 1 else Markup("")
+    )
     classes = f"{series.style}{' faint' if series.faint else ''}{' scatter' if scatter else ''}"
     return Markup('<g class="{}" data-series="{}">{}{}</g>').format(classes, number, curve, points)
 

@@ -58,8 +58,7 @@ if (document.body.dataset.stream) {
     const {fragments, alarms} = JSON.parse(event.data);
     for (const [name, html] of Object.entries(fragments)) put(name, html);
     if (alarms) raise(alarms);
-    const stop = document.getElementById("stop");
-    if (stop && document.querySelector("#f-head .pill")?.textContent !== "running") stop.remove();
+    if (document.querySelector("#f-head .pill")?.textContent !== "running") document.querySelector(".acts")?.remove();
   });
 }
 

@@ -232,7 +232,9 @@ def _files(details: Details) -> list[Markup]:
 
 def _setup(details: Details) -> list[Markup]:
     run = details.run
-    facts = [(name.replace("_", " "), _words(value)) for name, value in run.environment.items() if value is not None]
+    facts = [
+        (name.replace("_", " "), _fact(name, value)) for name, value in run.environment.items() if value is not None
+    ]
     by = run.summary.get("data_fingerprint_by")
     facts += [
         (f"data fingerprint{f' by {by}' if by else ''}", str(run.summary.get("data_fingerprint") or "n/a")),
@@ -240,6 +242,11 @@ def _setup(details: Details) -> list[Markup]:
     ]
     config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else ""
     return [pairs(facts), folded("config.yaml", preformatted(config)) if config else Markup("")]
+
+
+def _fact(name: str, value: Any) -> str:
+    is_size = name.endswith("_bytes") and isinstance(value, int)
+    return format_bytes(value) if is_size else _words(value)
 
 
 def _footer(details: Details) -> Markup:

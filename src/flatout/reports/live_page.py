@@ -7,6 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from flatout.analysis.details import numbers
+from flatout.analysis.epoch_ledger import part_order
 from flatout.analysis.live import Alarm, LiveFigures
 from flatout.analysis.rank_spans import RankSpans
 from flatout.config.tasks import metric_named
@@ -20,12 +21,15 @@ from flatout.units import format_seconds, format_usd
 STATUS_KINDS = {"completed": "good", "running": "live", "stopped": "warn"}
 
 
-def live_headline(name: str, status: str, cause: str | None, emulated: bool, alarms: Sequence[Alarm]) -> Markup:
-    """Name, status and whatever must not be missed."""
+def live_headline(
+    label: str, name: str, status: str, cause: str | None, emulated: bool, alarms: Sequence[Alarm]
+) -> Markup:
+    """Which run it is, its status and whatever must not be missed."""
     pills = [pill(status, STATUS_KINDS.get(status, "bad"))] + ([pill("emulated device", "warn")] if emulated else [])
     notes = [note(cause, "warn" if status == "stopped" else "bad")] if cause else []
     notes += [note(alarm.text, "bad") for alarm in alarms]
-    return Markup("<h1>{}</h1>{}{}").format(shown(name), join_markup(pills), join_markup(notes))
+    recipe = paragraph(name, "dim") if name != label else Markup("")
+    return Markup("<h1>{}</h1>{}{}{}").format(shown(label), join_markup(pills), recipe, join_markup(notes))
 
 
 def live_tiles(figures: LiveFigures, running: bool) -> Markup:
@@ -107,7 +111,9 @@ def ranks_view(ranks: Mapping[int, RankSpans], lateness: str) -> Markup:
         for rank, each in ranks.items()
         if totals[rank]
     ]
-    chart = strips("Ranks, last attempt", bars, (0.0, max(totals.values())), " s", kind="ledger")
+    names = sorted({name for each in ranks.values() for name, value in each.parts.items() if value > 0}, key=part_order)
+    keys = [(name, name.replace("_", " "), "") for name in names]
+    chart = strips("Ranks, last attempt", bars, (0.0, max(totals.values())), " s", kind="ledger", keys=keys)
     return join_markup([chart, paragraph(lateness, "dim")] if lateness else [chart])
 
 

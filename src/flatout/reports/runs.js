@@ -4,7 +4,7 @@ const link = document.getElementById("link"), table = document.getElementById("r
 const more = document.getElementById("more"), compare = document.getElementById("compare");
 const rows = new Map(), lines = new Map(), chosen = new Set(), groups = new Map();
 const MOST_SHOWN = 200;
-const wanted = {search: "", status: "", group: "", columns: [], hidden: [], order: "updated_unix", down: true};
+const wanted = {search: "", status: "", group: "", columns: [], hidden: ["loss", "updated_unix"], order: "updated_unix", down: true};
 Object.assign(wanted, JSON.parse(localStorage.getItem("flatout-runs") || "{}"));
 let unread = 0, all = false;
 
@@ -18,7 +18,7 @@ const share = value => value === null ? "" : `${Math.round(100 * value)} %`;
 const usd = value => value === null ? "" : `$${value < 1 ? value.toFixed(4) : value.toFixed(2)}`;
 const ago = unix => unix === null ? "" : `${span(Math.max(0, Date.now() / 1000 - unix))} ago`;
 const COLUMNS = [
-  ["name", "run", null], ["status", "status", null], ["progress", "progress", null],
+  ["label", "run", null], ["status", "status", null], ["progress", "progress", null],
   ["seconds_left", "left", row => span(row.seconds_left)], ["metric_value", "accuracy", row => row.metric_text ?? ""],
   ["loss", "loss", row => number(row.loss, 3)], ["samples_per_second", "samples/s", row => number(row.samples_per_second, 3)],
   ["data_wait", "data wait", row => share(row.data_wait)], ["wall_seconds", "wall clock", row => span(row.wall_seconds)],
@@ -33,7 +33,7 @@ const make = (tag, text, kind) => {
   return element;
 };
 const value = (row, key) => key.startsWith("config:") ? row.config[key.slice(7)] ?? null : row[key];
-const isText = key => ["name", "status"].includes(key) || key.startsWith("config:");
+const isText = key => ["label", "status"].includes(key) || key.startsWith("config:");
 const columns = () => [...COLUMNS.filter(([key]) => !wanted.hidden.includes(key)), ...wanted.columns.map(key => [`config:${key}`, key, null])];
 const check = (checked, name, act) => {
   const box = make("input");
@@ -45,21 +45,26 @@ const check = (checked, name, act) => {
 };
 
 function nameCell(row) {
-  const cell = make("th"), to = make("a", row.name);
+  const cell = make("th"), to = make("a", row.label);
   cell.scope = "row";
   to.href = `/run/${row.key.split("/").map(encodeURIComponent).join("/")}`;
   to.title = row.directory;
-  cell.append(check(chosen.has(row.key), `compare ${row.name}`, on => {
+  cell.append(check(chosen.has(row.key), `compare ${row.label}`, on => {
     if (on) chosen.add(row.key); else chosen.delete(row.key);
     offerComparison();
   }), " ", to);
   const hint = row.hint || (row.status === "failed" || row.status === "stopped" ? row.cause : "");
-  if (hint) cell.append(make("span", hint.length > 140 ? `${hint.slice(0, 140)} …` : hint, "hint"));
+  if (!`/${row.label}`.endsWith(`/${row.name}`)) cell.append(" ", make("span", row.name, "dim"));
+  if (hint) {
+    const said = make("span", hint, "hint");
+    said.title = hint;
+    cell.append(said);
+  }
   return cell;
 }
 
 function cellOf(row, key, write) {
-  if (key === "name") return nameCell(row);
+  if (key === "label") return nameCell(row);
   const cell = make("td", undefined, isText(key) ? "" : "number");
   if (key === "status") {
     cell.append(make("span", row.status, `pill ${KINDS[row.status] ?? "bad"}`));
@@ -68,7 +73,7 @@ function cellOf(row, key, write) {
     if (row.progress !== null && row.status === "running") {
       const bar = make("progress");
       bar.value = row.progress;
-      bar.setAttribute("aria-label", `progress of ${row.name}`);
+      bar.setAttribute("aria-label", `progress of ${row.label}`);
       cell.append(bar, " ");
     }
     cell.append(share(row.progress));
@@ -100,7 +105,7 @@ function head() {
     button.dataset.column = key;
     if (wanted.order === key) cell.setAttribute("aria-sort", wanted.down ? "descending" : "ascending");
     button.addEventListener("click", () => {
-      wanted.down = wanted.order === key ? !wanted.down : key !== "name";
+      wanted.down = wanted.order === key ? !wanted.down : key !== "label";
       wanted.order = key;
       keep();
     });
@@ -114,7 +119,7 @@ function found() {
   const words = wanted.search.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = [...rows.values()].filter(row =>
     (!wanted.status || row.status === wanted.status) &&
-    words.every(word => `${row.name} ${row.directory} ${row.cause ?? ""} ${Object.values(row.config).join(" ")}`.toLowerCase().includes(word)));
+    words.every(word => `${row.name} ${row.label} ${row.directory} ${row.cause ?? ""} ${Object.values(row.config).join(" ")}`.toLowerCase().includes(word)));
   const collator = new Intl.Collator("en", {numeric: true});
   return shown.sort((a, b) => {
     const [x, y] = [value(a, wanted.order), value(b, wanted.order)];

@@ -40,6 +40,12 @@ class Glance:
     def name(self) -> str:
         return str(self.summary.get("run") or self.directory.name)
 
+    @property
+    def label(self) -> str:
+        """Its place below the folder of runs: several runs of one recipe have the same name."""
+        place = self.key.partition("/")[2]
+        return self.name if place == "." else place
+
 
 @dataclass
 class _Kept:

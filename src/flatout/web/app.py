@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flatout.commands.dashboard import Board, Row, runs_shell, static_file
 from flatout.errors import FlatoutError
-from flatout.web.guard import HEADERS, Guard
+from flatout.web.guard import Guard
 
 if TYPE_CHECKING:
     from flatout.commands.dashboard_run import WatchedRuns
@@ -55,13 +55,15 @@ class GuardedApp:
         request = Request(scope)
         answer = self._answer(request)
         if answer is not None:
-            answer.headers.update(HEADERS)
+            answer.headers.update(self._guard.headers)
             await answer(scope, receive, send)
             return
 
         async def send_guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] += [
+                    (name.lower().encode(), value.encode()) for name, value in self._guard.headers.items()
+                ]
             await send(message)
 
         await self._app(scope, receive, send_guarded)
