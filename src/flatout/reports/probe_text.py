@@ -16,10 +16,10 @@ def probe_lines(calibration: Calibration, residual: float) -> list[str]:
     slower = 1 + calibration.contention if cores > 1 else 1.0
     wanted, offered = batch / step, cores / (alone * slower) if alone > 0 else float("inf")
     lines = [
-        f"The device takes {format_seconds(step)} for a batch of {batch}: {format_seconds(device.base_seconds)} whatever "
-        f"its size, and {format_seconds(device.seconds_per_sample)} for each sample. It could train {_rate(wanted)}.",
-        f"One core prepares a sample in {format_seconds(alone)}: {format_seconds(calibration.fetch_seconds)} to fetch its "
-        f"bytes, {format_seconds(work)} to decode and augment it.",
+        f"The device takes {format_seconds(step)} for a batch of {batch}: {format_seconds(device.base_seconds)} for "
+        f"any batch, and {format_seconds(device.seconds_per_sample)} for each sample. It could train {_rate(wanted)}.",
+        f"One core prepares a sample in {format_seconds(alone)}: {format_seconds(calibration.fetch_seconds)} to fetch "
+        f"its bytes, {format_seconds(work)} to decode and augment it.",
     ]
     if cores > 1:
         lines.append(
@@ -28,8 +28,8 @@ def probe_lines(calibration: Calibration, residual: float) -> list[str]:
         )
     if offered < wanted:
         lines.append(
-            f"The device would wait: it could train {_rate(wanted)}, and {_rate(offered)} can be prepared here. Fewer or "
-            "smaller pictures to decode (data.cache, flatout data pack, data.decode) or more cores help."
+            f"The device would wait: it could train {_rate(wanted)}, and {_rate(offered)} can be prepared here. Fewer "
+            "or smaller pictures to decode (data.cache, flatout data pack, data.decode) or more cores help."
         )
     else:
         lines.append("Preparing keeps up with the device: a run here is as fast as the device is.")

@@ -5,7 +5,9 @@ const more = document.getElementById("more"), compare = document.getElementById(
 const rows = new Map(), lines = new Map(), chosen = new Set(), groups = new Map();
 const MOST_SHOWN = 200;
 const wanted = {search: "", status: "", group: "", columns: [], hidden: ["loss", "updated_unix"], order: "updated_unix", down: true};
-Object.assign(wanted, JSON.parse(localStorage.getItem("flatout-runs") || "{}"));
+try {
+  Object.assign(wanted, JSON.parse(localStorage.getItem("flatout-runs") || "{}"));
+} catch { /* in a frame of another page a browser may keep nothing */ }
 let unread = 0, all = false;
 
 const number = (value, digits = 4) => value === null ? "" : Number(value.toPrecision(digits)).toLocaleString("en");
@@ -170,7 +172,9 @@ function draw() {
 }
 
 function keep() {
-  localStorage.setItem("flatout-runs", JSON.stringify(wanted));
+  try {
+    localStorage.setItem("flatout-runs", JSON.stringify(wanted));
+  } catch { /* as above */ }
   draw();
 }
 

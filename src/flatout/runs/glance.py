@@ -78,18 +78,19 @@ class RunIndex:
     def refresh(self, most_seconds: float = math.inf) -> list[Glance]:
         """Every run as it is now, newest first. What is new is read for at most so long, the newest first; the rest
         comes with the next call. A run that did not change is the same object as before."""
-        until = time.monotonic() + most_seconds
         found = {key: (path, _signature(f"{path}/summary.json")) for key, path in self._find()}
+        until, read = time.monotonic() + most_seconds, 0
         self._kept = {key: kept for key, kept in self._kept.items() if key in found}
         self.unread = 0
         for key, (path, signature) in sorted(found.items(), key=lambda each: -each[1][1][0]):
             kept = self._kept.get(key)
             if kept is not None and kept.is_current(signature):
                 continue
-            if kept is None and time.monotonic() > until:
+            if kept is None and read and time.monotonic() > until:
                 self.unread += 1
             else:
                 self._look(key, path, signature)
+                read += kept is None
         known = [each.glance for each in self._kept.values() if each.glance is not None]
         return sorted(known, key=lambda each: -(each.updated_unix or 0.0))
 

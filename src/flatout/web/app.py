@@ -1,10 +1,8 @@
 """The pages and streams of the dashboard. Every request passes the guard; blocking work runs in threads."""
 
 import asyncio
-import hashlib
-import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,6 @@ from starlette.responses import (
     PlainTextResponse,
     RedirectResponse,
     Response,
-    StreamingResponse,
 )
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,20 +22,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from flatout.commands.dashboard import Board, Row, runs_shell, static_file
 from flatout.errors import FlatoutError
 from flatout.web.guard import Guard
+from flatout.web.streams import PUSH_SECONDS, Looked, Streams, event_text, follow_pieces
 
 if TYPE_CHECKING:
     from flatout.commands.dashboard_run import WatchedRuns
 
-PUSH_SECONDS = 1.0
 _FIRST_SECONDS = 0.05  # of reading before the first rows of a long list are sent
 _IDLE_FACTOR = 100.0  # the list takes at most a hundredth of one core
 _MOST_PAUSE_SECONDS = 5.0
-_MOST_STREAMS = 64
 _PLAIN = ("suites", "plans", "cache")  # pages of one piece
 _MOST_COMPARED = 12
 _KINDS = {".css": "text/css", ".js": "text/javascript"}
-Looked = tuple[dict[str, str], dict[str, Any]]
-"""Pieces of a page by their name, and what else goes with them."""
 
 
 class GuardedApp:
@@ -118,7 +112,7 @@ class Pages:
     def __init__(self, board: Board, guard: Guard) -> None:
         self._board = board
         self._guard = guard
-        self._streams = 0
+        self._streams = Streams()
 
     @cached_property
     def _watched(self) -> "WatchedRuns":
@@ -186,7 +180,7 @@ class Pages:
 
     async def runs_events(self, request: Request) -> Response:
         columns = request.query_params.getlist("column")[:20]
-        return self._stream(self._follow_rows(request, columns))
+        return self._streams.answer(self._follow_rows(request, columns))
 
     async def run_events(self, request: Request) -> Response:
         key = request.path_params["key"]
@@ -195,7 +189,7 @@ class Pages:
             fragments, alarms = self._watched.fragments(key)
             return dict(fragments), {"alarms": [vars(alarm) for alarm in alarms]}
 
-        return self._stream(self._follow(request, look))
+        return self._streams.answer(follow_pieces(request, look))
 
     async def compare_events(self, request: Request) -> Response:
         keys, by = self._compared(request), request.query_params.get("by", "step")
@@ -205,7 +199,7 @@ class Pages:
 
             return comparison_fragments(self._watched, keys, by), {}
 
-        return self._stream(self._follow(request, look))
+        return self._streams.answer(follow_pieces(request, look))
 
     async def plain_events(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
@@ -215,34 +209,11 @@ class Pages:
 
             return plain_fragments(self._board, name), {}
 
-        return self._stream(self._follow(request, look))
+        return self._streams.answer(follow_pieces(request, look))
 
     @staticmethod
     def _compared(request: Request) -> list[str]:
         return request.query_params.getlist("run")[:_MOST_COMPARED]
-
-    def _stream(self, events: AsyncIterator[str]) -> Response:
-        if self._streams >= _MOST_STREAMS:
-            return PlainTextResponse(f"{_MOST_STREAMS} pages are open already; close some\n", 503)
-        return StreamingResponse(self._counted(events), media_type="text/event-stream")
-
-    async def _counted(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        self._streams += 1
-        try:
-            async for event in events:
-                yield event
-        finally:
-            self._streams -= 1
-
-    async def _follow(self, request: Request, look: Callable[[], Looked]) -> AsyncIterator[str]:
-        """Whatever changed since it was last sent, piece by piece."""
-        sent: dict[str, str] = {}
-        while not await request.is_disconnected():
-            fragments, facts = await run_in_threadpool(look)
-            changed = {name: text for name, text in fragments.items() if sent.get(name) != _digest(text)}
-            sent |= {name: _digest(text) for name, text in changed.items()}
-            yield _event("fragments", {"fragments": changed, **facts})
-            await asyncio.sleep(PUSH_SECONDS)
 
     async def _follow_rows(self, request: Request, columns: list[str]) -> AsyncIterator[str]:
         """Rows that changed. Of many runs the newest come first, and the rest as fast as it can be read."""
@@ -260,13 +231,5 @@ class Pages:
         rows = {row["key"]: row for row in found}
         changed = [row for key, row in rows.items() if (before := sent.get(key)) is not row and before != row]
         gone = [key for key in sent if key not in rows]
-        text = _event("rows", {"changed": changed, "gone": gone, "unread": unread})
+        text = event_text("rows", {"changed": changed, "gone": gone, "unread": unread})
         return text, rows, unread, time.thread_time() - began
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
-
-
-def _event(name: str, values: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False)}\n\n"
