@@ -34,7 +34,13 @@ variants:
   - {name: small batches, set: {data.batch_size: 32}}
   - {name: large batches, set: {data.batch_size: 128}, comment: twice the learning rate would be fair}
 """
-STARVED = ["device=emulated", "data.workers=0", "data.cache=off", "emulated.base_seconds=0.004"]
+STARVED = [
+    "device=emulated",
+    "data.workers=0",
+    "data.cache=off",
+    "emulated.base_seconds=0.001",
+    "emulated.seconds_per_sample=0.00002",
+]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """One run on the dashboard while it goes on: the parts of its page, made anew when its files changed.
 
-Looking at a run that goes on takes at most a two-hundredth of one core: what costs more is made less often. Loads what
-explains runs, which the list does without."""
+Looking at a run that goes on takes about a four-hundredth of the machine: what costs more is made less often. Loads
+what explains runs, which the list does without."""
 
 import threading
 import time
@@ -19,7 +19,8 @@ from flatout.analysis.rank_spans import read_rank_spans
 from flatout.commands.dashboard import Board
 from flatout.commands.explain import explain
 from flatout.errors import FlatoutError, RunDirectoryError
-from flatout.reports.html import report_sections
+from flatout.machine.budgets import usable_cores
+from flatout.reports.html import finding_sections, report_sections
 from flatout.reports.live_page import live_curves, live_headline, live_tiles, log_tail, ranks_view
 from flatout.reports.notebook import live_html
 from flatout.reports.page import note, paragraph, section
@@ -32,7 +33,7 @@ from flatout.runs.reading import read_epochs
 _WHOLE_BYTES = 32 << 20  # of steps and spans: a longer run is not read whole again and again
 _TICK_SECONDS = 0.5
 _MOST_PAUSE_SECONDS = 5.0
-_IDLE_FACTOR = 200.0
+_IDLE_FACTOR = 800.0 / usable_cores()  # of two tiers, each a share of its own
 _MOST_FOLLOWED = 32
 
 
@@ -112,19 +113,19 @@ class WatchedRuns:
 
     def _look(self, glance: Glance, watched: _Watched) -> None:
         directory, running = RunDirectory(glance.directory), glance.status == "running"
-        watched.follower.advance()
+        moved = watched.follower.advance() or "curves" not in watched.fragments or not running
         recent = watched.follower.recent()
         rate = self.board.usd_per_second(glance) if running else None
         figures = live_figures(glance.summary, recent, glance.status, rate, time.time())
         budget = (self.board.config(glance).get("stop") or {}).get("max_usd")
         watched.alarms = alarms(figures, recent, glance.status, budget, time.time(), watched.urgent)
         emulated = bool((glance.summary.get("device") or {}).get("emulated"))
-        epochs = read_epochs(directory)
-        curves = live_curves(watched.follower.curves, epochs, watched.follower.is_sampled)
+        if moved:
+            curves = live_curves(watched.follower.curves, read_epochs(directory), watched.follower.is_sampled)
+            watched.fragments["curves"] = section("Curves", curves, anchor="curves")
         watched.fragments |= {
             "head": live_headline(glance.label, glance.name, glance.status, glance.cause, emulated, watched.alarms),
             "tiles": live_tiles(figures, running),
-            "curves": section("Curves", curves, anchor="curves"),
             "log": section("Log", log_tail(read_tail(directory.log)), anchor="log"),
         }
 
@@ -148,9 +149,8 @@ class WatchedRuns:
             details = replace(details, findings=found, diagnosis=explanation.verdict)
         sections = {anchor: content for anchor, _, content in report_sections(details) if anchor != "curves"}
         if details.diagnosis:
-            sections["findings"] = section(
-                "What holds it back", paragraph(details.diagnosis, "lead"), anchor="verdict"
-            ) + (sections.get("findings") or Markup(""))
+            said = [paragraph(details.diagnosis, "lead"), *finding_sections(details.findings)]
+            sections["findings"] = section("What holds it back", *said, anchor="findings")
         if not whole:
             told = f"This run is long: flatout report {glance.directory} writes its ledger by epoch and its timeline."
             sections["timeline"] = section("Timeline", paragraph(told, "dim"), anchor="timeline")
