@@ -91,7 +91,13 @@ def commands(text: str) -> Iterator[list[str]]:
                 break
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page, "sh"))])
+def indented(page: str) -> list[str]:
+    """Commands that stand in a line of their own, without a fence."""
+    text = re.sub(r"\\\n\s+", " ", PAGES[page].read_text(encoding="utf-8"))
+    return re.findall(r"(?m)^    (flatout .*)$", text)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page, "sh")) or indented(page)])
 def test_every_command_is_spelled_right(page: str) -> None:
     from typer.main import get_command
 
@@ -99,7 +105,7 @@ def test_every_command_is_spelled_right(page: str) -> None:
     from flatout.cli.apps import app
 
     register()
-    for text, _ in blocks(page, "sh"):
+    for text in (*(text for text, _ in blocks(page, "sh")), *indented(page)):
         for words in commands(text):
             command: Any = get_command(app)
             name = "flatout"

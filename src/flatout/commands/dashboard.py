@@ -36,6 +36,7 @@ class Board:
         self._index = RunIndex(folders)
         self._lock = threading.RLock()
         self._rates: dict[str, tuple[dict[str, Any], float | None]] = {}  # with the recipe it is of
+        self._keys: tuple[list[int], list[str]] = ([], [])  # of which recipes, by their identity
         self._rows: dict[tuple[str, ...], dict[str, tuple[Glance, bool, Row]]] = {}
 
     def rows(self, columns: Sequence[str] = (), most_seconds: float = math.inf) -> tuple[list[Row], int]:
@@ -54,11 +55,17 @@ class Board:
     def config_keys(self) -> list[str]:
         """Keys of recipes in which the runs differ: what may be grouped by."""
         with self._lock:
-            seen: dict[str, set[str]] = {}
-            for each in self._index.refresh():
-                for key, value in flattened(self._index.known_config(each) or {}).items():
-                    seen.setdefault(key, set()).add(str(value))
-            return sorted(key for key, values in seen.items() if len(values) > 1 and key != "name")
+            known = [
+                config for each in self._index.refresh(0.0) if (config := self._index.known_config(each)) is not None
+            ]
+            if [*map(id, known)] != self._keys[0]:
+                seen: dict[str, set[str]] = {}
+                for config in known:
+                    for key, value in flattened(config).items():
+                        seen.setdefault(key, set()).add(str(value))
+                differing = sorted(key for key, values in seen.items() if len(values) > 1 and key != "name")
+                self._keys = ([*map(id, known)], differing)
+            return self._keys[1]
 
     def glance(self, key: str) -> Glance:
         """RunDirectoryError where there is no such run."""
