@@ -34,19 +34,6 @@ def _tar(root: Path, files: Mapping[str, bytes]) -> Path:
     return root / "set.tar"
 
 
-def _tiny(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """As Tiny-ImageNet comes: an `images` folder in each class, a flat validation split with its table."""
-    out, lines = {}, []
-    for name, data in files.items():
-        split, label, file = name.split("/")
-        if split == "train":
-            out[f"train/{label}/images/{file}"] = data
-        else:
-            out[f"val/images/{label}-{file}"] = data
-            lines.append(f"{label}-{file}\t{label}\t0\t0\t9\t9")
-    return {**out, "val/val_annotations.txt": "\n".join(lines).encode()}
-
-
 def _jsonl(root: Path) -> Path:
     tables = {f"{split}/metadata.jsonl": made.jsonl_of(FILES, split) for split in ("train", "val")}
     return made.write_files(root, FILES | tables)
@@ -67,7 +54,7 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "no validation": lambda root: made.write_files(root, {k[6:]: v for k, v in FILES.items() if k[:5] == "train"}),
     "tar": lambda root: _tar(root, FILES),
     "zip": lambda root: made.write_zip(root / "set.zip", FILES),
-    "tiny-imagenet zip": lambda root: made.write_zip(root / "tiny.zip", _tiny(FILES), root="tiny-imagenet-200/"),
+    "tiny-imagenet zip": lambda root: made.write_zip(root / "tiny.zip", made.tiny_of(FILES), root="tiny-imagenet-200/"),
     "csv": lambda root: made.write_files(root, FILES | {"labels.csv": made.table_of(FILES)}) / "labels.csv",
     "tsv": lambda root: made.write_files(root, FILES | {"labels.tsv": made.table_of(FILES, "\t")}) / "labels.tsv",
     "metadata.jsonl": _jsonl,
