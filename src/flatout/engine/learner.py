@@ -134,10 +134,11 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
     wrong = sorted(name for name in own.keys() | given.keys() if _shape(own, name) != _shape(given, name))
     if wrong:
+        here, there = (_shape(each, wrong[0]) for each in (own, given))
         raise ConfigError(
-            f"{len(wrong)} of {len(own)} tensors do not fit the model, first {wrong[0]!r}: the file has "
-            f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; a warm start needs "
-            "the model.* and the number of classes (data.classes) that the weights were trained with"
+            f"the weights do not fit the model: {wrong[0]!r} (the first of {len(wrong)} tensors) is "
+            f"{here or 'missing'} in the model and {there or 'missing'} in the file; both must be of one model.* and "
+            "number of classes"
         )
     model.load_state_dict({name: shard_like(own[name], value) for name, value in given.items()})
 
