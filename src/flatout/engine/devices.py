@@ -12,6 +12,8 @@ import torch
 from flatout.decisions.compute import DeviceFacts, choose_device_kind, queues_work
 from flatout.errors import ConfigError
 
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86 and, the last, of ARM
+
 
 @dataclass(frozen=True)
 class Device:
@@ -29,6 +31,8 @@ class Device:
     @property
     def sixteen_bit(self) -> str | None:
         """The 16-bit arithmetic it has units for: bf16, or fp16 on cards before Ampere; None for neither."""
+        if self.kind == "cpu" and BF16_FLAGS & cpu_flags():
+            return "bf16"
         if self.kind != "cuda":
             return None
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -86,6 +90,13 @@ def cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def cpu_flags() -> set[str]:
+    """What the processor says that it can do, in Linux's words; empty elsewhere."""
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return set(next(line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features"))).split())
+    return set()
 
 
 def keep_freed_memory() -> None:

@@ -37,6 +37,14 @@ class TriesOut(Protocol):
     def try_out(self, model: nn.Module, device: torch.device) -> None: ...
 
 
+class JudgesSamples(Protocol):
+    """A task that can be trained with train.selective."""
+
+    def harder(self, model: nn.Module, inputs: Any) -> Any:
+        """The part of the inputs that the model does worse on."""
+        ...
+
+
 class Task(Protocol):
     """Builds the model, turns a batch into a loss, and counts how good the model is."""
 

@@ -25,6 +25,10 @@ class GatheredBatch:
         return int(sum(row[1] for row in self._rows()))
 
     @property
+    def weight(self) -> float:
+        return sum(row[0] for row in self._rows())
+
+    @property
     def scale(self) -> float:
         weights = [row[0] for row in self._rows()]
         return weights[self._rank] / sum(weights) * len(weights)

@@ -35,6 +35,11 @@ class GlobalBatch(Protocol):
         ...
 
     @property
+    def weight(self) -> float:
+        """What all ranks' parts of the batch weigh together: of images, samples that are trained on."""
+        ...
+
+    @property
     def scale(self) -> float:
         """Factor on this rank's mean loss that makes the mean over ranks the mean over the global batch."""
         ...

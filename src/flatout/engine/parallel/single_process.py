@@ -21,6 +21,7 @@ class OwnBatch:
 
     samples: int
     ids: Tensor
+    weight: float
     scale: float = 1.0
 
 
@@ -62,7 +63,7 @@ class SingleProcess:
         return None
 
     def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> GlobalBatch:
-        return OwnBatch(len(batch.sample_ids), batch.sample_ids)
+        return OwnBatch(len(batch.sample_ids), batch.sample_ids, weight)
 
     def idle(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
