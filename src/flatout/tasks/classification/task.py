@@ -126,10 +126,10 @@ class Classification:
 
         Ranks never cut between neighbours. Pictures are looked at at half of their side, where that is enough.
         """
-        images = self._normalized(inputs.images, self._view)
+        images = self.normalized(inputs.images, self.view)
         if min(images.shape[2:]) >= 2 * _LEAST_SIDE_TO_JUDGE:
             images = F.avg_pool2d(images, 2)
-        losses = self._losses(model(images), inputs.labels)
+        losses = self.losses(model(images), inputs.labels)
         pairs = len(losses) // 2
         first = torch.arange(0, len(losses), 2, device=losses.device)
         second_is_harder = losses[1::2] > losses[: 2 * pairs : 2]
