@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from flatout.commands.dashboard import Board
+from flatout.commands.dashboard_run import WatchedRuns
 from namespaces import island, why_not
 from ranks import free_port
 from training import DEADLINE_SECONDS, command, row_count, start, summary, wait_until, write_recipe
@@ -100,10 +101,10 @@ def test_looking_at_a_run_loads_no_code_that_it_names(work: Path, uninterrupted:
     for words in (*looking, "config show theirs/config.yaml"):
         command(*words.split(), cwd=work)
         assert not (work / "made").exists(), words
-    board = Board([work])
-    board.rows()
+    watched = WatchedRuns(Board([work]))
+    watched.board.rows()
     for _ in range(2):
-        assert "theirs" in "".join(board.fragments("0/theirs")[0].values())
+        assert "theirs" in "".join(watched.fragments("0/theirs")[0].values())
     assert not (work / "made").exists()
     assert command("evaluate", "theirs", cwd=work).code == 2
     assert (work / "made").exists(), "the canary is one"

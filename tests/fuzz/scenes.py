@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,26 +194,32 @@ def _batches(material: Path, name: str) -> Act:
 
 
 def look_at_dashboard(run: str = "tiny") -> None:
-    """Every page, and two pushes of every stream."""
-    from flatout.commands import dashboard
-    from flatout.web import app as web
+    """Every page, and three pushes of every stream."""
+    from flatout.commands import dashboard_run
+    from flatout.commands.dashboard import Board
+    from flatout.web import app, guard, streams
 
     async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    with _replaced(dashboard, "_TICK_SECONDS", 0.0), _replaced(web, "run_in_threadpool", inline), \
-            _replaced(web, "PUSH_SECONDS", 0.0):  # fmt: skip
-        board = dashboard.Board([Path()])
-        pages = web.make_app(board, web.Guard("token", ("localhost",), True, "cookie"))
-        key = f"0/{run}"
+    async def at_once(seconds: float) -> None:
+        pass
+
+    places = [(dashboard_run, "_TICK_SECONDS", 0.0), (asyncio, "sleep", at_once)]
+    places += [(module, "run_in_threadpool", inline) for module in (app, streams)]
+    with ExitStack() as stack:
+        for place in places:
+            stack.enter_context(_replaced(*place))
+        board, key = Board([Path()]), f"0/{run}"
+        pages = app.make_app(board, guard.Guard("token", ("localhost",), True, "cookie"))
         for address in (
-            "/", f"/run/{key}", "/plans", "/api/runs?column=train.lr", "/api/keys", f"/events/run/{key}", "/events/runs",
-            f"/api/what-if/{key}?data.workers=2", f"/compare?run={key}&run=0/other",
-            f"/events/compare?run={key}&run=0/other", "/events/run/0/nobody",
+            "/", f"/run/{key}", "/api/runs?column=train.lr", "/api/keys", f"/events/run/{key}", "/events/runs",
+            f"/api/what-if/{key}?data.workers=2", f"/compare?run={key}&run=0/other", "/plans", "/suites",
+            f"/events/compare?run={key}&run=0/other", "/events/run/0/nobody", "/events/plans", "/events/suites",
         ):  # fmt: skip
             status = asyncio.run(_ask(pages, address))
             assert status < 500, f"{address}: {status}"
-        board.small_view(key)
+        dashboard_run.WatchedRuns(board).small_view(key)
 
 
 @contextmanager

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flatout.errors import AccessDenied, ObjectMissing, StorageError
+from flatout.machine.files import OpenFile
 from flatout.storage.locators import LOCATOR_BYTES, file_locator
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
 
 _FEW_FOLDERS = 16  # are listed without threads, whose stacks take memory
+Identity = tuple[int, int]
+"""Numbers of a file system and of a file or folder on it."""
 _LISTED_AT_ONCE = 4  # folders: a network file system answers several at once, and compiled listing uses all cores
 
 
@@ -26,32 +29,25 @@ def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
     )
 
 
-class OpenFile:
-    """A file or folder, open for as long as anybody refers to it: who reads at an offset never meets another file of
-    the same number, and who reads what was listed never another folder of the same name. StorageError where the path
-    leads to another one than `expected`, the identity of an earlier OpenFile."""
+def _open(path: str, expected: Identity | None) -> OpenFile:
+    """StorageError where the path leads to another file or folder than the `expected` one."""
+    try:
+        opened = OpenFile(path)
+    except OSError as error:
+        raise as_storage_error(path, error) from None
+    if expected not in (None, _identity_of(opened)):
+        raise _replaced(path)
+    return opened
 
-    def __init__(self, path: str, expected: tuple[int, int] | None = None) -> None:
-        self.path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.identity = _number(os.fstat(self._fd))
-        except OSError as error:
-            raise as_storage_error(path, error) from None
-        if expected not in (None, self.identity):
-            raise _replaced(path)
 
-    def fileno(self) -> int:
-        return self._fd
+def _require_in_place(opened: OpenFile) -> None:
+    """StorageError where its path leads to another one by now: what was learnt by the path is not of this one."""
+    if _identity(opened.path) != _identity_of(opened):
+        raise _replaced(opened.path)
 
-    def require_in_place(self) -> None:
-        """StorageError where its path leads to another one by now: what was learnt by the path is not of this one."""
-        if _identity(self.path) != self.identity:
-            raise _replaced(self.path)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the last reader
-        if hasattr(self, "_fd"):
-            close(self._fd)
+def _identity_of(opened: OpenFile) -> Identity:
+    return _number(os.fstat(opened.fileno()))
 
 
 @dataclass(eq=False)
@@ -61,21 +57,21 @@ class FolderStore:
     root: str
     url: str = field(init=False)
     _opened: OpenFile | None = field(default=None, init=False, repr=False)
-    _expected: tuple[int, int] | None = field(default=None, init=False, repr=False)
+    _expected: Identity | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.root
 
     def __getstate__(self) -> dict[str, Any]:
         """Opened again in the other process, which must find the same folder."""
-        expected = self._expected if self._opened is None else self._opened.identity
+        expected = self._expected if self._opened is None else _identity_of(self._opened)
         return {**self.__dict__, "_opened": None, "_expected": expected}
 
     def folder(self) -> OpenFile:
         """The root itself, for those who open files relative to it. It is the one that was listed, whatever has its
         name by now."""
         if self._opened is None:
-            self._opened = OpenFile(self.root, self._expected)  # two threads may both open it: harmless
+            self._opened = _open(self.root, self._expected)  # two threads may both open it: harmless
         return self._opened
 
     def origin(self) -> str:
@@ -91,7 +87,7 @@ class FolderStore:
         """Folder by folder, each once, several at a time. Real folders first, then linked ones: what a link leads to a
         second time keeps its real name."""
         folder = self.folder()
-        seen = {folder.identity}
+        seen = {_identity_of(folder)}
         waiting, linked = [""], list[str]()
         with ThreadPoolExecutor(_LISTED_AT_ONCE) as pool:
             while waiting:
@@ -106,7 +102,7 @@ class FolderStore:
                 while linked and not waiting:
                     linked.sort(reverse=True)
                     waiting = [f"{name}/" for name in self._new("", [linked.pop()], seen)]
-        folder.require_in_place()
+        _require_in_place(folder)
 
     def _new(self, prefix: str, folders: Sequence[str], seen: set[tuple[int, int]]) -> Iterator[str]:
         """Those of the folders that were not come to before."""
@@ -164,15 +160,15 @@ class TarStore:
     _members: dict[str, tuple[int, int]] | None = field(default=None, repr=False)
     """Name -> offset and length of its bytes."""
     url: str = field(init=False)
-    _file: "OpenFile | None" = field(default=None, init=False, repr=False)
-    _expected: tuple[int, int] | None = field(default=None, init=False, repr=False)
+    _file: OpenFile | None = field(default=None, init=False, repr=False)
+    _expected: Identity | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.path
 
     def __getstate__(self) -> dict[str, Any]:
         """Opened again in the other process, which must find the same archive."""
-        expected = self._expected if self._file is None else self._file.identity
+        expected = self._expected if self._file is None else _identity_of(self._file)
         return {**self.__dict__, "_file": None, "_expected": expected}
 
     def origin(self) -> str:
@@ -184,10 +180,10 @@ class TarStore:
         for name, (offset, byte_count) in table.items():
             yield Entry(name, byte_count, file_locator(status, b"%d %d" % (offset, byte_count)))
 
-    def file(self) -> "OpenFile":
+    def file(self) -> OpenFile:
         """The archive itself, for those who know the places of its members."""
         if self._file is None:
-            self._file = OpenFile(self.path, self._expected)  # two threads may both open it: harmless
+            self._file = _open(self.path, self._expected)  # two threads may both open it: harmless
         return self._file
 
     def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
@@ -212,7 +208,7 @@ class TarStore:
         if self._members is None:
             file = self.file()
             self._members = index_tar(self.path)
-            file.require_in_place()
+            _require_in_place(file)
         return self._members
 
     def _read(self, file: int, table: dict[str, tuple[int, int]], wanted: Range) -> bytes | StorageError:
@@ -284,14 +280,14 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
         raise as_storage_error(folder, error) from None
 
 
-def _identity(path: str) -> tuple[int, int]:
+def _identity(path: str) -> Identity:
     try:
         return _number(os.stat(path))
     except OSError as error:
         raise as_storage_error(path, error) from None
 
 
-def _number(status: os.stat_result) -> tuple[int, int]:
+def _number(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 

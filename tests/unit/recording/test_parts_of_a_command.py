@@ -53,9 +53,10 @@ def test_the_recipe_of_a_script_is_what_it_did() -> None:
     assert describe_config("mine", {}, []) == {"name": "mine"}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_recipe_of_a_script_is_one_that_loads(workers: int) -> None:
+@pytest.mark.parametrize("workers", [0, 3])
+def test_what_a_script_says_of_itself_is_a_recipe_that_predictions_accept(workers: int) -> None:
     rank = RankTold()
-    rank.add({"loader": {"number": 0, "num_workers": workers}})
-    rank.add({"step": {"epoch": 0, "samples": 8, "loss": None}})
+    step = {"epoch": 0, "samples": 8, "microbatches": 1}
+    for event in ({"loader": {"number": 0, "num_workers": workers}}, {"trained": 0}, {"step": step}):
+        rank.add(event)
     assert load_config(describe_config("mine", {}, [rank])).config.data.workers == workers

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.commands.dashboard import Board
+from flatout.commands.dashboard_run import WatchedRuns
 from flatout.errors import RunDirectoryError
 from flatout.runs import RunDirectory, read_run
 from flatout.runs.reading import list_runs
@@ -45,8 +46,8 @@ def test_a_link_that_leads_out_is_not_followed(folder: Path, name: str) -> None:
     assert (folder / "elsewhere").read_text() == SECRET
     assert [run.status for run in list_runs(runs)] == ["failed", "completed"]
     board = Board([runs])
-    assert {row["name"]: row["status"] for row in board.rows()}["whole"] == "completed"
-    shown = "".join(board.fragments("0/theirs")[0].values())
+    assert {row["name"]: row["status"] for row in board.rows()[0]}["whole"] == "completed"
+    shown = "".join(WatchedRuns(board).fragments("0/theirs")[0].values())
     assert "leads out of the run directory" in shown
     assert "secret" not in shown
 

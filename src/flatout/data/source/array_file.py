@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import BadFile
+from flatout.machine.files import write_whole
 from flatout.untrusted import MAX_ARRAYS_BYTES, read_bytes
 
 Arrays = dict[str, NDArray[Any]]
@@ -22,14 +22,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """In one step; an OSError leaves what was there."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    write_whole(path, hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
 
 
 def read_arrays(path: Path) -> Arrays | None:

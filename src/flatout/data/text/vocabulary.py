@@ -1,7 +1,6 @@
 """One vocabulary of word pieces for both languages: trained once, stored with its digest, kept with the run."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import BadFile, ConfigError, DataError
 from flatout.machine.budgets import cache_folder
+from flatout.machine.files import write_whole
 from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, read_text
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def stored_vocabulary(lines: Iterable[str], text_digest: str, config: "Vocabular
     learned = learn_vocabulary(lines, config)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else: the run has its own copy
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(f"{learned.digest}\n{learned.text}", encoding="utf-8", newline="")
-        os.replace(temporary, path)
+        write_whole(path, f"{learned.digest}\n{learned.text}".encode())
     return learned
 
 
