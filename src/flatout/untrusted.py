@@ -156,7 +156,7 @@ def parse_yaml(text: str, where: object) -> Any:
     if len(text) > MAX_RECIPE_BYTES:
         raise BadFile(f"cannot read {where}: more than {format_bytes(MAX_RECIPE_BYTES)}; is it the right file?")
     try:
-        value = yaml.load(text, _QUICK) if _is_simple(text) else _BoundedLoader(text).get_single_data()  # noqa: S506
+        value = (_QUICK if _is_simple(text) else _BoundedLoader)(text).get_single_data()
     except RecursionError:
         raise _too_deep(where) from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # PyYAML raises all of them

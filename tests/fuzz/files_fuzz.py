@@ -1,4 +1,4 @@
-"""Damages the files of a real run directory, one at a time, and runs every command that reads them, in this process.
+"""Damages files of runs, inputs, datasets and caches, one at a time, and runs every command that reads them, in this process.
 
 python tests/fuzz/files_fuzz.py [ROUNDS] [SEED] [--result FILE]
 
@@ -14,6 +14,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -149,7 +150,7 @@ def damage(source: Path, target: Path, chance: random.Random) -> str:
 
 def note(result: Result, round_name: str, command: str, file: str, ended: str, trouble: str) -> None:
     result.rounds += 1
-    result.files[file.split("/")[0] if file.startswith(("data/", "cache/", "pictures/")) else file] += 1
+    result.files["/".join(file.split("/")[: 2 if file.startswith(("data/", "inputs/", "tiny/")) else 1])] += 1
     result.ended.setdefault(command, Counter())[ended] += 1
     if trouble:
         where = next((line for line in reversed(trouble.splitlines()) if line.startswith("  File")), trouble)
@@ -190,11 +191,16 @@ def peak_bytes() -> int:
 def as_text(result: Result, command: str, seed: int) -> str:
     kinds = sorted({kind for counts in result.ended.values() for kind in counts})
     rows = [f"| {name} | " + " | ".join(str(counts[kind]) for kind in kinds) + " |" for name, counts in sorted(result.ended.items())]  # fmt: skip
-    found = "\n".join(f"- {key}" for key in result.found) or "nothing: no traceback, no hang, no other exit code than 2"
+    found = "\n".join(f"- {key}" for key in result.found) or "nothing: no traceback, no hang, no other exit code"
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     return (
-        f"# Damaged files of a run directory against every command that reads them\n\nCommand: `{command}` (seed {seed})\n\n"
-        f"{result.rounds} rounds in {result.seconds:.0f} s. Each damages one file of a real run directory and runs one command in the "
-        f"same process; it must end well or with one line and exit code 2, within {CPU_SECONDS} s of processor time.\n\n"
+        f"# Damaged files against every command that reads them\n\nCommand: `{command}` (seed {seed}), commit {commit or 'unknown'}\n\n"
+        f"{result.rounds} rounds in {result.seconds:.0f} s. Each damages one file of a real run directory (trained, stopped, on two ranks, "
+        "swept, recorded, going on), of an input, a dataset or a cache, and runs one command on it, all in one process. It must end "
+        "well or with one line and exit code 2 (1 where too many samples of a dataset cannot be used), within "
+        f"{CPU_SECONDS} s of processor time and {MOST_GROWTH_BYTES >> 20} MB above the peak of the rounds before.\n\n"
         f"| command | {' | '.join(kinds)} |\n|---|{'---:|' * len(kinds)}\n" + "\n".join(rows) + "\n\n"
         f"Files damaged: {', '.join(f'{name} {count}' for name, count in sorted(result.files.items()))}.\n\n"
         f"Found:\n{found}\n"

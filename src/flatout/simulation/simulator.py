@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import ConfigError
+from flatout.errors import BadFile, ConfigError
 from flatout.service.client.decisions import AskFor, AskHistory, next_action
 from flatout.service.coordinator.instructions import Instruction, Tell
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, Policy
@@ -204,7 +204,7 @@ def replay(trace: Path) -> tuple[int, list[str]]:
     """Decide again what a live service decided, from its trace; how many decisions, and a line for each difference."""
     try:
         return _replayed(read_lines(trace), trace)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration) as error:
+    except (BadFile, ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration) as error:
         raise ConfigError(f"{trace} is not a trace of `flatout serve --trace`, or is damaged: {error!r:.200}") from None
 
 

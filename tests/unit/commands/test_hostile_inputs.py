@@ -12,7 +12,6 @@ from flatout.cli.main import about_a_file
 from flatout.commands.prices import import_catalogue
 from flatout.commands.simulate import simulate
 from flatout.commands.traced_model import keep, read_kept
-from flatout.config.suite import load_suite
 from flatout.config.sweep import load_sweep
 from flatout.data.source.array_file import read_arrays, write_arrays
 from flatout.data.text.vocabulary import read_vocabulary
@@ -72,15 +71,9 @@ def test_what_may_be_a_mistake_of_our_own_is_not_hidden() -> None:
 def test_a_sweep_of_other_things(tmp_path: Path, key: str, value: str) -> None:
     values = {"recipe": "tiny.yaml", "over": "{train.lr: [0.1, 0.2]}", key: value}
     (tmp_path / "sweep.yaml").write_text("".join(f"{name}: {text}\n" for name, text in values.items()))
-    with pytest.raises(ConfigError):
-        load_sweep(tmp_path / "sweep.yaml", {}, [])
-
-
-def test_a_suite_of_a_recipe_without_a_name(tmp_path: Path) -> None:
-    (tmp_path / "suite.yaml").write_text(f"recipe: {LONG}\nvariants: [{{name: a}}]\n")
     with pytest.raises((ConfigError, OSError)) as caught:
-        load_suite(tmp_path / "suite.yaml", {})
-    assert not isinstance(caught.value, OSError) or about_a_file(caught.value)
+        load_sweep(tmp_path / "sweep.yaml", {}, [])
+    assert not isinstance(caught.value, OSError) or about_a_file(caught.value) is not None
 
 
 WORLD = {
