@@ -36,13 +36,6 @@ def probe(
         told = {"directory": str(found.directory), "residual": found.residual, "seconds": found.seconds}
         print_json({**told, "calibration": found.calibration.to_dict()})
         return
-    calibrated = found.calibration
-    device = calibrated.device
-    typer.echo(f"device   {1e3 * device.base_seconds:.2f} ms + {1e6 * device.seconds_per_sample:.1f} us a sample")
-    work = calibrated.decode_seconds + calibrated.augment_seconds
-    typer.echo(
-        f"loading  {1e6 * calibrated.fetch_seconds:.0f} us fetch + {1e6 * work:.0f} us work a sample on one core"
-    )
-    typer.echo(f"all cores at once are each {100 * calibrated.contention:.0f} % slower")
-    typer.echo(f"the model misses real steps by {100 * found.residual:+.1f} %")
-    typer.echo(f"{found.directory / 'probe.json'} in {found.seconds:.0f} s")
+    for line in found.lines():
+        typer.echo(line)
+    typer.echo(f"{found.directory / 'probe.json'} in {found.seconds:.0f} s; flatout predict {found.directory} --if ...")

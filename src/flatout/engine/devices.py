@@ -10,7 +10,9 @@ import torch
 
 from flatout.decisions.compute import DeviceFacts, choose_device_kind, queues_work
 from flatout.errors import ConfigError
-from flatout.machine.cpu import cpu_name
+from flatout.machine.cpu import cpu_flags, cpu_name
+
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86 and, the last, of ARM
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Device:
     @property
     def sixteen_bit(self) -> str | None:
         """The 16-bit arithmetic it has units for: bf16, or fp16 on cards before Ampere; None for neither."""
+        if self.kind == "cpu" and BF16_FLAGS & cpu_flags():
+            return "bf16"
         if self.kind != "cuda":
             return None
         if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -76,26 +76,33 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"no weights at {path}; model.weights takes a file, run:DIR, timm or torchvision") from None
     except pickle.UnpicklingError as error:
         if "GLOBAL" not in str(error):
-            raise ConfigError(f"{path} is not a readable torch file: {_reason(error)}") from None
+            raise _unreadable(path, error) from None
         raise ConfigError(
             f"{path} holds more than tensors, and reading it would run code that is in it ({_reason(error)}); if you "
             f"trust it: python -c \"import torch; found = torch.load('{path}', weights_only=False); torch.save("
             "found.state_dict() if hasattr(found, 'state_dict') else found['state_dict'], 'weights.pth')\""
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadFile) as error:
-        raise ConfigError(f"{path} is not a readable torch file: {_reason(error)}") from None
+        raise _unreadable(path, error) from None
     return _state_in(loaded, path)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} is not a readable torch file ({type(error).__name__}: {_reason(error)}); copy it again, or save it "
+        "with torch.save(model.state_dict(), ...)"
+    )
 
 
 def _state_in(loaded: Any, path: Path) -> dict[str, Tensor]:
     """The weights in what a script saved: a mapping of tensors, or one that holds it."""
     within = [loaded[name] for name in _NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping)]
-    for found in (*within, loaded):
-        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if found else {}
+    for found in (*within, loaded if isinstance(loaded, Mapping) else {}):
+        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
     keys = ", ".join(map(str, list(loaded)[:8])) if isinstance(loaded, Mapping) else f"a {type(loaded).__name__}"
-    raise ConfigError(f"{path} holds no weights, but {keys}; save a state_dict, alone or under 'state_dict'")
+    raise ConfigError(f"{path} holds {keys or 'nothing'}, and no weights; save a state_dict, alone or as 'state_dict'")
 
 
 def _reason(error: Exception) -> str:

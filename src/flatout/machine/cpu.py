@@ -20,6 +20,13 @@ def cpu_name() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
+def cpu_flags() -> set[str]:
+    """What the processor says that it can do, in Linux's words; empty elsewhere."""
+    lines = (read_text("/proc/cpuinfo") or "").splitlines()
+    flags = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    return set(next(flags, "").split())
+
+
 def parse_cores(text: str | None) -> dict[int, tuple[int, ...]]:
     """Ticks of each core from /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
     cores = {}

@@ -29,6 +29,10 @@ class GatheredBatch:
         return int(sum(row[1] for row in self._rows()))
 
     @property
+    def weight(self) -> float:
+        return sum(row[0] for row in self._rows())
+
+    @property
     def scale(self) -> float:
         """Factor on this rank's mean loss that makes the mean over ranks the mean over the global batch."""
         weights = [row[0] for row in self._rows()]

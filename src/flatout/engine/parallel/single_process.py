@@ -35,6 +35,7 @@ class OwnBatch:
 
     samples: int
     ids: Tensor
+    weight: float
     scale: float = 1.0
 
 
@@ -70,7 +71,7 @@ class SingleProcess:
         return None
 
     def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> OwnBatch:
-        return OwnBatch(len(batch.sample_ids), batch.sample_ids)
+        return OwnBatch(len(batch.sample_ids), batch.sample_ids, weight)
 
     def idle(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()

@@ -12,7 +12,7 @@ import numpy as np
 from flatout.data.source.array_file import Arrays, pack_names, read_arrays, unpack_names, write_arrays
 from flatout.data.source.layouts import Layout
 from flatout.data.source.listing import ObjectTable, list_store
-from flatout.errors import DataError, StorageError, StoreUnreachable, UserError
+from flatout.errors import DataError, StorageError
 from flatout.machine.budgets import cache_folder
 from flatout.storage.archive_file import ArchiveFile
 from flatout.storage.local import FolderStore, TarStore
@@ -175,12 +175,7 @@ def _scanned(archive: OpenArchive) -> dict[str, tuple[int, int]]:
     if saved is not None:
         places = zip(saved["offset"].tolist(), saved["bytes"].tolist(), strict=True)
         return dict(zip(unpack_names(saved["names"]), places, strict=True))
-    try:
-        found = scan_tar(file.where, file.read_at, file.size)
-    except StorageError as error:
-        if not isinstance(error, StoreUnreachable):  # the file that the user gave is damaged
-            error.exit_code = UserError.exit_code
-        raise
+    found = scan_tar(file.where, file.read_at, file.size)
     if len(found) >= _REMEMBERED and locator != NO_LOCATOR:
         table = np.array(list(found.values()), np.int64)
         arrays: Arrays = {"names": pack_names(list(found)), "offset": table[:, 0], "bytes": table[:, 1]}

@@ -16,6 +16,7 @@ from flatout.data.source.formats.tables import (
     arrange_tables,
     is_table,
     may_hold_labels,
+    object_named,
     read_table,
     tables_of,
 )
@@ -132,8 +133,7 @@ def _usable(listing: Listing) -> list[LabelTable]:
 
 def _names_files(listing: Listing, table: LabelTable) -> bool:
     folder, column = posixpath.dirname(table.name), table.path_column or ""
-    first = (row.get(column, "").replace("\\", "/") for row in table.rows[:20])
-    return any(posixpath.normpath(posixpath.join(folder, path)) in listing.entries for path in first)
+    return any(object_named(listing, folder, row.get(column, "")) is not None for row in table.rows[:20])
 
 
 def _by_folders(listing: Listing) -> Arrangement:

@@ -174,7 +174,9 @@ def _unpack(listing: Listing, entry: Entry, folder: Path, key: str) -> Unpacked:
             arrays = _copy(file, schema, out, where)
             out.flush()
             os.fsync(out.fileno())
-    except (arrow.ArrowException, UnicodeDecodeError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk; arrow's own have no number
+            raise
         raise DataError(f"{where} cannot be read as parquet: {str(error)[:120]!r}; download it again") from None
     finally:
         if not (written := "arrays" in locals()):
