@@ -10,7 +10,7 @@ TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
 DOCS := $(VENV)/.installed-docs
 
-.PHONY: docs demo test install lint clean fuzz fuzz-files matrix rehearse bench-loop bench-loaders bench-remote bench-verdicts \
+.PHONY: docs screenshots demo test install lint clean fuzz fuzz-files matrix rehearse bench-loop bench-loaders bench-remote bench-verdicts \
         bench-verdicts-generated \
         bench-predictions bench-drawn-predictions bench-tune bench-tune-claims bench-ranks soak-ranks bench-shared chaos soak
 
@@ -62,6 +62,10 @@ docs: $(DOCS)
 $(DOCS): $(CORE)
 	$(PIP) --no-build-isolation -e '.[docs]'
 	@touch $@
+
+# The pictures of README and site, from runs of today's code (some minutes).
+screenshots: $(DEV)
+	$(BIN)/python docs/build/screenshots.py
 
 # Every pair of features, trained for real (about 10 minutes); `make test` tries a sample of them.
 matrix: $(DEV)

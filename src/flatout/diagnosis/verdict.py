@@ -13,6 +13,7 @@ from flatout.diagnosis.rules import all_rules
 from flatout.diagnosis.rules.busy_host import who_has_the_cores
 from flatout.diagnosis.scripts import in_script_words
 from flatout.diagnosis.signals import Signals
+from flatout.html_view import html_of
 
 WORTH_A_VERDICT = 0.05
 """Share of the run that a fix must save to be named as what holds it back."""
@@ -39,6 +40,7 @@ class Explanation:
     healthy: bool
     findings: tuple[Finding, ...]
     shares: dict[str, float]
+    _repr_html_ = html_of
 
     def to_dict(self) -> dict[str, Any]:
         findings = [finding.to_dict() for finding in self.findings]

@@ -7,12 +7,19 @@ from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
 
+def _link_of_a_script(signals: Signals) -> bool:
+    """A recorded script does not say where its ranks are. Where none of them lacks a core, it is the link they wait
+    for."""
+    waited = signals.contention.own() + signals.contention.outside()
+    return signals.script is not None and waited < 0.25 * signals.time.part("communication")
+
+
 def find(signals: Signals) -> Finding | None:
     ranks = signals.ranks
     if ranks is None or ranks.communication_seconds is None or signals.step.seconds <= 0:
         return None
     exposed = ranks.communication_seconds
-    if ranks.nodes < 2 and signals.device.kind != "cuda":
+    if ranks.nodes < 2 and signals.device.kind != "cuda" and not _link_of_a_script(signals):
         return None  # through this machine's memory: ranks that share cores wait for each other, not for a link
     if exposed <= 0.1 * signals.step.seconds or capped_at(signals) is not None or straggler_seconds(signals) > 0:
         return None
