@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, Json, app, print_answer, print_json
 
 
 @app.command()
@@ -52,10 +50,7 @@ def plan(
 
     if score:
         scores = score_plans(runs)
-        if as_json:
-            print_json(scores)
-        else:
-            print_scores(scores)
+        print_answer(scores, as_json, print_scores)
         return
     if recipe is None:
         raise typer.BadParameter("say which recipe, for example: flatout plan recipes/demo.yaml --gpu T4")
