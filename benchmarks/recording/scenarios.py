@@ -145,6 +145,7 @@ INVENTED = (
         "RESIDUAL_HEAVY",
     ),
     Scenario("a sample that cannot be read", "--bad-sample 100", "unexplained", "cannot identify image file"),
+    Scenario("an iterator for every batch", "--iterate-anew", "epoch-start", "iter(loader)", "INPUT_BOUND"),
     Scenario("hangs", "--hang-after 30", "unexplained", "train_script.py", ended_after=25.0),
 )
 
