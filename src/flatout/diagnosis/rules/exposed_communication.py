@@ -1,7 +1,7 @@
 """Gradients take longer than the backward pass hides."""
 
 from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
-from flatout.diagnosis.rules.port_speed import capped_at
+from flatout.diagnosis.rules.port_speed import capped_at, gradient_wait_share
 from flatout.diagnosis.rules.straggler import straggler_seconds
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
@@ -27,7 +27,7 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "exposed-communication",
         "network",
-        f"{percent(signals.time.share(exposed * signals.step.done))} of the run waits for gradients to be exchanged "
+        f"{percent(gradient_wait_share(signals))} of the run waits for gradients to be exchanged "
         f"between {ranks.world_size} ranks",
         (f"{format_seconds(exposed)} a step are not hidden behind the backward pass",),
         Fix(
@@ -35,4 +35,5 @@ def find(signals: Signals) -> Finding | None:
             {"parallel.compress": "bf16"},
         ),
         faster_steps(signals, signals.step.seconds - exposed / 2, error=0.1),
+        cost_seconds=exposed * signals.step.done,
     )
