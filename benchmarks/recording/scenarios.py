@@ -157,7 +157,7 @@ def make_jpegs(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     noise = np.random.default_rng(0)
     for number in range(8):
-        pixels = noise.integers(0, 255, (480, 480, 3), dtype=np.uint8)
+        pixels = noise.integers(0, 255, (800, 800, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=90)
 
 
