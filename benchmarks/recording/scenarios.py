@@ -184,7 +184,7 @@ def launch(scenario: Scenario, home: Path, folder: Path, traceml: Path | None) -
         launcher = launcher if scenario.ranks > 1 else [sys.executable]
         command = [str(FLATOUT), "record", "--run", str(folder / "run"), "--", *launcher, str(SCRIPT), *options]
     if scenario.link_mbit:
-        limit = f"tc qdisc add dev lo root tbf rate {scenario.link_mbit}mbit burst 64kb latency 400ms"
+        limit = f"tc qdisc add dev lo root tbf rate {scenario.link_mbit}mbit burst 512kb latency 400ms"
         command = ["unshare", "-n", "sh", "-c", f'ip link set lo up && {limit} && exec "$@"', "sh", *command]
     return command
 

@@ -157,3 +157,11 @@ def test_an_iterator_for_every_batch_is_named_before_what_it_waits_for() -> None
     assert (told.cause, "batches = iter(loader)" in told.verdict) == ("epoch-start", True)
     one_batch = script(loader={**loader, "samples": 64})
     assert "iter(loader)" not in explain_signals(replace(signals(steps=anew, workers=2), script=one_batch)).verdict
+
+
+def test_memory_that_grew_until_the_command_ended_is_named() -> None:
+    """The recorder's last look is at itself alone."""
+    seconds = tuple(float(second) for second in range(40))
+    grown = (*(1e9 + 50e6 * second for second in seconds[:-1]), 4e7)
+    told = explain_signals(replace(signals(seconds=seconds, resident_bytes=grown), script=script()))
+    assert told.cause == "memory"
