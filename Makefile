@@ -125,11 +125,11 @@ bench-remote: $(DEV)
 bench-verdicts: $(DEV)
 	$(BIN)/python benchmarks/verdicts/run_scenarios.py --dir $(BENCH)/verdicts
 
-# Scenarios drawn by seed, each with its counterfactual runs and those of its fixes: hours for 100. Needs root (cgroups, namespaces).
-# Goes on where an earlier call was interrupted; other seeds: make bench-verdicts-generated SEEDS=100:200
+# Scenarios drawn by seed, each with its counterfactual runs and those of its fixes: about an hour for 100 on an idle machine. Needs root
+# (cgroups, namespaces). Goes on where an earlier call was interrupted; slices: make bench-verdicts-generated SEEDS=200:300 MINUTES=9
 SEEDS ?= 0:100
 bench-verdicts-generated: $(DEV)
-	$(BIN)/python benchmarks/verdicts/generate.py --seeds $(SEEDS) --dir $(BENCH)/verdicts
+	$(BIN)/python benchmarks/verdicts/generate.py --seeds $(SEEDS) --most-minutes $(or $(MINUTES),600) --dir $(BENCH)/verdicts
 
 bench-predictions: $(DEV)
 	$(BIN)/python benchmarks/predictions/run.py --dir $(BENCH)/verdicts
