@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--recipe", type=Path, action="append", default=[], help="What trains, watched and not, in turns."
     )
-    parser.add_argument(
-        "--watched-only", type=Path, metavar="FILE", help="Its first rows are kept: those of the pages."
-    )
+    parser.add_argument("--watched-only", action="store_true", help="Leave the pages out; a result of its own.")
     parser.add_argument("--slices", type=int, default=60, help="Of the watched run, half of them watched.")
     parser.add_argument("--slice-seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path)
