@@ -138,6 +138,19 @@ def jsonl_of(files: Mapping[str, bytes], split: str) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+def tiny_of(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """As Tiny-ImageNet comes: an `images` folder in each class, a flat validation split with its table."""
+    out, lines = {}, []
+    for name, data in files.items():
+        split, label, file = name.split("/")
+        if split == "train":
+            out[f"train/{label}/images/{file}"] = data
+        else:
+            out[f"val/images/{label}-{file}"] = data
+            lines.append(f"{label}-{file}\t{label}\t0\t0\t9\t9")
+    return {**out, "val/val_annotations.txt": "\n".join(lines).encode()}
+
+
 def webdataset_of(files: Mapping[str, bytes], shards: int = 2) -> dict[str, bytes]:
     """Shards of images with numbers, and the list of classes."""
     classes = sorted({name.split("/")[1] for name in files})

@@ -43,6 +43,12 @@ class StorageError(FlatoutError):
     """A store did not give what was asked of it; exit code 2 where a run's preflight blames address or credentials."""
 
 
+class DamagedArchive(StorageError):
+    """A tar that is not whole, or that no honest program wrote."""
+
+    exit_code = 2
+
+
 class ObjectMissing(StorageError):
     """No object of that name."""
 

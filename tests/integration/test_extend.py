@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,29 +12,18 @@ from typing import Any
 import pytest
 
 from flatout.data.source.shapes import make_shapes
+from wheel import ROOT, built_wheel, pip
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/extend.md").read_text()
 FILES = dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-
-
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
-    subprocess.run([*command, "--no-deps", "--no-build-isolation", "-q"], check=True)
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """flatout's wheel and the page's package, installed to a folder that comes before this repository's sources."""
     folder = tmp_path_factory.mktemp("site")
-    source = folder / "source"  # a build leaves files behind
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip("wheel", source, "--wheel-dir", folder / "wheels")
     write_files(folder)
-    (wheel,) = (folder / "wheels").glob("flatout-*.whl")
-    pip("install", "--target", folder / "site", wheel, folder / "extras")
+    pip("install", "--target", folder / "site", built_wheel(tmp_path_factory), folder / "extras")
     return folder / "site"
 
 

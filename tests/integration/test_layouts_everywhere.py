@@ -15,7 +15,7 @@ from flatout.config.schema import DataConfig
 from flatout.data.loading.loader import open_loader
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.source.dataset import Dataset, open_dataset
-from flatout.data.source.pack_writer import PackOptions, write_pack
+from flatout.data.source.pack_writer import PackOptions, unpack, write_pack
 from flatout.errors import DataError
 from flatout.service.protocol.specs import describe, open_preparer
 from flatout.service.protocol.stream_spec import StreamSpec
@@ -37,12 +37,20 @@ def _parquet(root: Path) -> Path:
     return root
 
 
+def _jsonl(root: Path) -> Path:
+    tables = {f"{split}/metadata.jsonl": made.jsonl_of(FILES, split) for split in ("train", "val")}
+    return made.write_files(root, FILES | tables)
+
+
 MAKE: dict[str, Callable[[Path], Path]] = {
     "deflated zip": lambda root: made.write_zip(root / "set.zip", FILES),
     "stored zip": lambda root: made.write_zip(root / "set.zip", FILES, zipfile.ZIP_STORED),
     "table": lambda root: made.write_files(root, FILES | {"labels.csv": made.table_of(FILES)}) / "labels.csv",
     "webdataset": lambda root: made.write_files(root, made.webdataset_of(FILES)),
     "parquet": _parquet,
+    "tiny-imagenet zip": lambda root: made.write_zip(root / "tiny.zip", made.tiny_of(FILES), root="tiny-imagenet-200/"),
+    "hub folder": _jsonl,
+    "mds": lambda root: made.write_files(root, made.mds_of(FILES)),
     "imagenet": lambda root: made.write_files(root, made.imagenet_downloads(IMAGENET, True, "tar.gz")),
 }
 
@@ -58,11 +66,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("folders")
     made.write_files(root / "plain", FILES)
     made.write_files(root / "imagenet", IMAGENET)
+    made.write_files(root / "tiny-imagenet zip", made.tiny_of(FILES))
+    shards = made.write_files(root / "shards", made.mds_of(FILES))  # samples without names, until they are files
+    list(unpack(open_dataset(DataConfig(path=str(shards))), root / "mds"))
     return root
 
 
 def folder_of(folders: Path, layout: str) -> Path:
-    return folders / ("imagenet" if layout == "imagenet" else "plain")
+    own = folders / layout
+    return own if own.exists() else folders / "plain"
 
 
 def opened(path: Path | str, **keys: Any) -> Dataset:
@@ -134,6 +146,25 @@ def test_from_a_bucket_with_a_stage(
     assert batches(url, 2) == expected
     for _ in range(2):
         assert batches(url, 2, stage="auto") == expected
+
+
+@pytest.mark.parametrize("layout", ["mds", "flat table", "shards of others"])
+def test_files_of_a_pack_whose_names_do_not_say_their_class(tmp_path: Path, layout: str) -> None:
+    """They come with a table of the classes, and are the same dataset."""
+    flat = {f"all/{name.replace('/', '-')}": data for name, data in FILES.items()}
+    rows = "".join(f"{name},{name.split('-')[1]},{name.split('/')[1].split('-')[0]}\n" for name in flat)
+    made.write_files(tmp_path / "flat table", flat | {"labels.csv": f"path,label,split\n{rows}".encode()})
+    made.write_files(tmp_path / "mds", made.mds_of(FILES))
+    for split in ("train", "val"):
+        labelled = [(data, name.split("/")[1]) for name, data in FILES.items() if name.startswith(split)]
+        members = {f"{k}.jpg": data for k, (data, _) in enumerate(labelled)}
+        members |= {f"{k}.cls": label.encode() for k, (_, label) in enumerate(labelled)}
+        made.write_files(tmp_path / "shards of others", {f"{split}-0.tar": made.tar_of(members)})
+    list(write_pack(opened(tmp_path / layout), tmp_path / "pack", PackOptions()))
+    list(unpack(opened(tmp_path / "pack"), tmp_path / "files"))
+    assert (tmp_path / "files/labels.csv").exists()
+    assert opened(tmp_path / "files").fingerprint == opened(tmp_path / layout).fingerprint
+    assert batches(tmp_path / "files") == batches(tmp_path / layout)
 
 
 def test_export_to_webdataset_and_back(tmp_path: Path, folders: Path) -> None:

@@ -57,4 +57,13 @@ def test_every_command_of_the_page(folder: Path) -> None:
     assert tags["status"] == "completed"
     (epoch,) = csv.DictReader((folder / "runs/tags/epochs.csv").read_text().splitlines())
     assert 0 <= float(epoch["exact"]) <= 1
+    with (folder / "tags.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all({row["class"], row["class_2"], row["class_3"]} == {"edgy", "plain", "round"} for row in rows)
+    sums = [sum(float(row[name]) for name in ("probability", "probability_2", "probability_3")) for row in rows]
+    assert any(abs(each - 1) > 0.01 for each in sums), "each tag has a probability of its own"
+    assert json.loads((folder / "runs/tags/export-onnx/classes.json").read_text()) == ["edgy", "plain", "round"]
+    proof = json.loads((folder / "runs/tags/export-onnx/proof.json").read_text())
+    assert proof["right"] is None
+    assert proof["most_off"] < 1e-3
     assert (folder / "shards/classes.txt").read_text() == "circle\nsquare\nstar\n"

@@ -1,16 +1,16 @@
-"""Every layout from `init` to an export that a program without flatout runs, as a user types it."""
+"""Every layout from `init` to an export that a program without flatout runs, as who installed the wheel types it."""
 
 import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import layout_files as made
-from training import command
+from wheel import ShippedCommand, built_wheel, pip, shipped_commands
 
 FILES = made.pictures(train=8, val=3)
 IMAGENET = made.imagenet_files(train=8, val=6)
@@ -34,19 +34,6 @@ def _tar(root: Path, files: Mapping[str, bytes]) -> Path:
     return root / "set.tar"
 
 
-def _tiny(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """As Tiny-ImageNet comes: an `images` folder in each class, a flat validation split with its table."""
-    out, lines = {}, []
-    for name, data in files.items():
-        split, label, file = name.split("/")
-        if split == "train":
-            out[f"train/{label}/images/{file}"] = data
-        else:
-            out[f"val/images/{label}-{file}"] = data
-            lines.append(f"{label}-{file}\t{label}\t0\t0\t9\t9")
-    return {**out, "val/val_annotations.txt": "\n".join(lines).encode()}
-
-
 def _jsonl(root: Path) -> Path:
     tables = {f"{split}/metadata.jsonl": made.jsonl_of(FILES, split) for split in ("train", "val")}
     return made.write_files(root, FILES | tables)
@@ -67,7 +54,7 @@ MAKE: dict[str, Callable[[Path], Path]] = {
     "no validation": lambda root: made.write_files(root, {k[6:]: v for k, v in FILES.items() if k[:5] == "train"}),
     "tar": lambda root: _tar(root, FILES),
     "zip": lambda root: made.write_zip(root / "set.zip", FILES),
-    "tiny-imagenet zip": lambda root: made.write_zip(root / "tiny.zip", _tiny(FILES), root="tiny-imagenet-200/"),
+    "tiny-imagenet zip": lambda root: made.write_zip(root / "tiny.zip", made.tiny_of(FILES), root="tiny-imagenet-200/"),
     "csv": lambda root: made.write_files(root, FILES | {"labels.csv": made.table_of(FILES)}) / "labels.csv",
     "tsv": lambda root: made.write_files(root, FILES | {"labels.tsv": made.table_of(FILES, "\t")}) / "labels.tsv",
     "metadata.jsonl": _jsonl,
@@ -79,18 +66,26 @@ MAKE: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def said(work: Path, *words: object) -> dict:
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShippedCommand]:
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--target", folder / "site", built_wheel(tmp_path_factory))
+    with shipped_commands(folder / "site", folder) as commands:
+        yield commands
+
+
+def said(command: ShippedCommand, work: Path, *words: object) -> dict:
     done = command(*words, "--json", cwd=work)
     assert done.code == 0, done.err
     return json.loads(done.out)
 
 
 @pytest.mark.parametrize("layout", MAKE)
-def test_init_train_evaluate_classify_export(tmp_path: Path, layout: str) -> None:
+def test_init_train_evaluate_classify_export(tmp_path: Path, command: ShippedCommand, layout: str) -> None:
     work = tmp_path / "work"
     work.mkdir()
     data = MAKE[layout](tmp_path / "set")
-    recipe = said(work, "init", data, "--out", "mine.yaml")["recipe"]
+    recipe = said(command, work, "init", data, "--out", "mine.yaml")["recipe"]
     small = [
         word
         for value in ("train.epochs=1", "model.width=0.125", "data.batch_size=8", "threads=1", "device=cpu")
@@ -98,7 +93,7 @@ def test_init_train_evaluate_classify_export(tmp_path: Path, layout: str) -> Non
     ]
     done = command("train", recipe, *small, "--run", "runs/mine", cwd=work)
     assert done.code == 0, done.err
-    evaluated = said(work, "evaluate", "runs/mine", "--out", "page.html")
+    evaluated = said(command, work, "evaluate", "runs/mine", "--out", "page.html")
     assert evaluated["as_training_said"] is True
     pictures = sorted(
         path for path in made.write_files(tmp_path / "apart", FILES).rglob("*.jpg") if "val" in path.parts
@@ -107,6 +102,6 @@ def test_init_train_evaluate_classify_export(tmp_path: Path, layout: str) -> Non
     assert done.code == 0, done.err
     classes = [row["class"] for row in csv.DictReader(done.out.splitlines())]
     assert set(classes) <= set(made.WNIDS if layout.startswith("imagenet") else ("cat", "dog", "eel"))
-    said(work, "export", "runs/mine", "--to", "onnx", "--out", "exported")
+    said(command, work, "export", "runs/mine", "--to", "onnx", "--out", "exported")
     foreign = [sys.executable, "-c", FOREIGN, "exported", *map(str, pictures)]
     assert json.loads(subprocess.check_output(foreign, cwd=work)) == classes

@@ -24,6 +24,19 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.head(self.drop(pooled(self.body(images))))
+
+
+class OnlyValidates(Net):
+    def forward(self, images):
+        return None if self.training else super().forward(images)
+
+
+class Nothing(nn.Module):
+    def __init__(self, classes, channels):
+        super().__init__()
+
+    def forward(self, images):
+        return images.mean((2, 3))
 """
 SHAPE = "def pooled(images):\n    return images.relu().mean((2, 3))\n"
 DARKER = """
@@ -32,6 +45,22 @@ import numpy as np
 
 def darker(image, random, most):
     return (image * (1 - most * random.random())).astype(np.uint8)
+
+
+def cut(image, random, most):
+    return image[:, :4]
+
+
+def gone(image, random, most):
+    return None
+
+
+def stops(image, random, most):
+    raise SystemExit(3)
+
+
+def beyond(image, random, most):
+    return image[7]
 """
 PARTS = """
 import torch
@@ -136,7 +165,17 @@ def test_a_file_that_changes_between_attempts_is_said(shapes: Path, work: Path) 
         ({"train__optimizer": "torch.optim:LBFGS", "train__optimizer_options": {}}, "train.optimizer is 'torch.optim:LBFGS'"),
         ({"validate__metrics": ["./parts.py:Focal"]}, "validate.metrics has './parts.py:Focal'"),
         ({"checkpoint__metric": "top11"}, "there are top1, top5, val_loss, train_loss, mean_error"),
+        ({"model__name": "./net.py:OnlyValidates"}, "which gives a NoneType for images"),
+        ({"model__name": "./net.py:Nothing"}, "the model has no parameters that are trained"),
+        ({"model__name": "nowhere.net:Net"}, "model.name is 'nowhere.net:Net': no module 'nowhere' is installed"),
         ({"views__small__transform": "./darkr.py:darker"}, "did you mean darker.py?"),
+        ({"views__small__transform": "./darker.py:drker"}, "views.small.transform is './darker.py:drker'"),
+        ({"views__small__transform_options": {"more": 1}}, "got an unexpected keyword argument 'more'"),
+        ({"views__small__transform": "./darker.py:cut"}, "returned uint8 (3, 4, 16); it must return uint8 (3, 16, 16)"),
+        ({"views__small__transform": "./darker.py:gone"}, "returned NoneType; it must"),
+        ({"views__small__transform": "./darker.py:stops"}, "raise SystemExit(3): SystemExit: 3"),
+        ({"views__small__transform": "./darker.py:beyond"}, "return image[7]: IndexError"),
+        ({"views__plain__transform": "./darker.py:gone", "views__plain__transform_options": {"most": 1}}, "views.plain.transform"),
         ({"model__weights": "no.pth"}, "no weights at no.pth"),
         ({"model__freeze": ["boddy"]}, "model.freeze has 'boddy', which is no part of the model; did you mean body"),
         ({"model__freeze": ["*"]}, "which is all of the model"),

@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json, RunPath
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, RunPath, app, print_answer
 
 Checkpoint = Annotated[
     str, typer.Option(metavar="best|last|FILE", help="Which weights: by checkpoint.metric, the newest, or a file.")
@@ -44,7 +42,4 @@ def evaluate(
     result = evaluate_run(run, data, checkpoint, view, device, ranks, out or run / PAGE, as_json, tta)
     if not result:  # one of several ranks; rank 0 prints
         return
-    if as_json:
-        print_json(result)
-    else:
-        print_evaluation(result)
+    print_answer(result, as_json, print_evaluation)

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
+from flatout.commands.output_files import require_place
 from flatout.commands.thumbnails import thumbnail
 from flatout.data.audit.examination import Contents, examine, open_contents
 from flatout.data.audit.findings import AuditFinding, describe, judge
-from flatout.errors import DataError
 from flatout.machine.budgets import usable_cores
 from flatout.reports.audit_page import audit_text, write_audit_page
 from flatout.training.display import Display
@@ -28,8 +28,8 @@ def audit_data(
     label_column: str | None = None,
 ) -> dict[str, Any]:
     """The result as plain values; with `html` a page as well. `limit` looks at that many samples of each class."""
-    if html is not None and not html.absolute().parent.is_dir():  # found out now, not after an hour
-        raise DataError(f"cannot write {html}: there is no folder {html.absolute().parent}; make it first")
+    if html is not None:
+        require_place(html)
     with Display(quiet) as display:
         display.begin("listing", 0, 0)
         started = time.perf_counter()

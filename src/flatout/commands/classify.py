@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from flatout.commands.output_files import require_place
 from flatout.data.source.layouts import holds_images
 from flatout.data.source.pictures import picture_split
 from flatout.errors import ConfigError, DataError, NoSpace
@@ -40,8 +41,8 @@ def classify(
     paths = list(_paths(what))
     if not paths:
         raise DataError(f"no image in {', '.join(what)}; give files, folders of images, or - for paths on stdin")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise DataError(f"cannot write {out}: there is no folder {out.absolute().parent}; make it first")
+    if out is not None:
+        require_place(out)
     model = load(run, checkpoint, device)
     rows = Rows(model.classes, min(top, len(model.classes)), as_json)
     done = {"files": len(paths), "classified": 0, "unreadable": 0}

@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
+from flatout.commands.output_files import require_place
 from flatout.commands.thumbnails import thumbnail
 from flatout.config.schema import Config
 from flatout.config.tasks import TASKS
 from flatout.engine.parallel.joining import process_group
 from flatout.engine.parallel.place import RankPlace, find_place
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, NoSpace
 from flatout.reports.evaluation import evaluation_text, write_evaluation_page
 from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import write_json
@@ -53,8 +54,8 @@ def evaluate(
     folder = run.directory if isinstance(run, Run) else Path(run)
     page = None if out is None else Path(out)
     require_run(folder)
-    if page is not None and not page.absolute().parent.is_dir():  # found out now, not after an hour
-        raise DataError(f"cannot write {page}: there is no folder {page.absolute().parent}; make it first")
+    if page is not None:
+        require_place(page)
     wanted = {
         "run": str(folder),
         "data": None if data is None else str(data),
@@ -67,7 +68,10 @@ def evaluate(
     launches = place is None and ranks > 1
     result = _launched(wanted, ranks, quiet) if launches else _evaluate_here(wanted, place, quiet)
     if page is not None and result:
-        write_evaluation_page(page, result)
+        try:
+            write_evaluation_page(page, result)
+        except OSError as error:
+            raise NoSpace(f"cannot write {page}: {error.strerror}; choose another --out FILE") from None
         result["page"] = str(page)
     return result
 

@@ -9,7 +9,6 @@ from flatout.data.text.parallel_text import VOCABULARY_FILE
 from flatout.errors import ConfigError, ExportRefused
 from flatout.runs import read_run
 from flatout.runs.directory import write_json, write_text
-from flatout.tasks.classification.task import Classification
 from flatout.trained.card import model_card, proven_lines
 from flatout.trained.evaluation import evaluate_trained
 from flatout.trained.export import CARD, PROOF, export_classifier, written_whole
@@ -45,11 +44,6 @@ def export_run(
 
 
 def _export_classifier(trained: TrainedRun, to: str, folder: Path, display: Display) -> list[str]:
-    if not isinstance(trained.task, Classification):
-        raise ConfigError(
-            f"{trained.directory.root} was trained for the task {trained.config.task}; what its outputs mean only you "
-            "know: its weights are in checkpoints/"
-        )
     display.begin("proving", 0, 0)
     proof = export_classifier(
         trained, to, folder, lambda done, total: display.advance("proving", done, total, "samples")

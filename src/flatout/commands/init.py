@@ -11,11 +11,13 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from flatout.commands.output_files import require_place
 from flatout.commands.traced_model import Shape, traced_work
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
 from flatout.data.pixels import normalize
 from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.data.source.name_split import chosen_by_name
 from flatout.engine.devices import Device, choose_device
 from flatout.errors import ConfigError, DataError, StorageError
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
@@ -26,6 +28,7 @@ from flatout.units import format_bytes
 
 _LOOKED_AT = 60  # pictures whose size is read
 _MOST_BATCH, _LEAST_STEPS = 256, 10  # of an epoch
+_SHARE = 0.1  # held out, where there is no validation split
 _STEPS = {"cuda": 20_000, "mps": 6_000, "cpu": 3_000}  # worth waiting for, of a first training
 
 
@@ -38,6 +41,7 @@ class InitFacts:
     classes: int
     train: int
     val: int | None  # None where some will be held out
+    split_by_name: bool  # whether data.split would leave every class some samples to validate on
     side: int  # of the shorter side, the median in pixels
     device: Device
     memory_bytes: int
@@ -60,8 +64,7 @@ def init_recipe(data: str, out: Path | None = None) -> dict[str, Any]:
     target = out or Path(f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target} is there already; give another one with --out FILE")
-    if not target.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {target}: there is no folder {target.absolute().parent}; make it first")
+    require_place(target)
     facts = look(data, name)
     text = recipe_text(facts)
     load_config(_parsed(text))  # what is written here must load
@@ -92,7 +95,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _name(data: str) -> str:
     last = data.rstrip("/").rpartition("/")[2]
-    last = re.sub(r"\.(tar|zip|csv|tsv|parquet)$", "", last) or Path.cwd().name
+    last = re.sub(r"\.(tar|zip|csv|tsv|jsonl|parquet)$", "", last) or Path.cwd().name
     return re.sub(r"[^\w.+-]+", "-", last).strip("-.") or "mine"
 
 
@@ -105,7 +108,10 @@ def look(data: str, name: str) -> InitFacts:
     has_val = whole is dataset.val
     train, val = (len(dataset.train), len(whole)) if has_val else (len(whole), None)
     device = choose_device("auto")
-    return InitFacts(data, name, len(dataset.classes), train, val, _side(dataset), device, _memory_bytes(device))
+    chosen = chosen_by_name([dataset.classes[label] for label in whole.labels.tolist()], whole.names, _SHARE)
+    by_name = len(np.unique(whole.labels[chosen])) == len(dataset.classes)
+    side, memory = _side(dataset), _memory_bytes(device)
+    return InitFacts(data, name, len(dataset.classes), train, val, by_name, side, device, memory)
 
 
 def _side(dataset: Dataset) -> int:
@@ -198,8 +204,9 @@ def _quoted(text: str) -> str:
 def _split_lines(facts: InitFacts) -> str:
     if facts.val is not None:
         return ""
-    key = "split" if "split" in DataConfig.model_fields else "holdout"
-    return f"  {key}: 0.1  # there is no validation split: the same tenth of every class is held out every time\n"
+    if facts.split_by_name:
+        return f"  split: {_SHARE}  # there is no validation split: a tenth is held out, by the names of the files\n"
+    return f"  holdout: {_SHARE}  # there is no validation split: a tenth of every class, one sample at least\n"
 
 
 def _fitting(facts: InitFacts, size: PictureSize, model: dict[str, Any]) -> int:

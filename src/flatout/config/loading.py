@@ -158,13 +158,20 @@ def _describe(error: ValidationError) -> str:
     """The first problem in one line; an unknown key comes with the nearest known one."""
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     location = [str(part) for part in first["loc"]]
-    key = ".".join(location)
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key}{_suggestion(location)}"
+        return f"unknown key {'.'.join(location)}{_suggestion(location)}"
+    shown = _key_of(location)
+    # of several kinds that a value may be, what is said of the one that it came closest to
+    alternatives = [each for each in error.errors() if _key_of([str(part) for part in each["loc"]]) == shown]
+    first = max(alternatives, key=lambda each: len(each["loc"]))
+    return f"{shown} is {shortened(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _key_of(location: list[str]) -> str:
+    """As the recipe has it, without the kinds of value that pydantic tried."""
     named_by_user = location[1:2] if location[0] == "views" else []
     known = [part for part in location if part in _all_names() or part in named_by_user]
-    shown = ".".join(known) if known else key
-    return f"{shown} is {shortened(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return ".".join(known or location)
 
 
 # keys that people look for, and what there is instead

@@ -32,8 +32,6 @@ class Ema:
     @torch.no_grad()
     def start(cls, model: nn.Module, decay: float, warm_up: bool = True) -> Self:
         """An average that begins at the model's present weights."""
-        if not 0 <= decay < 1:
-            raise ConfigError(f"train.ema is {decay:g}; a decay must be at least 0 and below 1, for example 0.999")
         return cls(decay, warm_up, {name: p.detach().clone() for name, p in model.named_parameters()})
 
     def restarted(self, model: nn.Module) -> Self:

@@ -79,13 +79,13 @@ class Learner:
         load_weights(self.model, tensors)
         self.load_optimizer(tensors)
         if self.ema is not None:
-            if averages := _under("ema/", tensors):
+            if averages := under("ema/", tensors):
                 self.ema.load(averages)
             else:
                 self.ema = self.ema.restarted(self.model)
                 notes.append("the checkpoint has no averaged weights: the average starts from its weights")
         if self.lookahead is not None:
-            if slow := _under("lookahead/", tensors):
+            if slow := under("lookahead/", tensors):
                 self.lookahead.load(slow)
             else:
                 self.lookahead = self.lookahead.restarted(self.model)
@@ -103,7 +103,7 @@ class Learner:
             self.lookahead = self.lookahead.restarted(self.model)
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
+        load_optimizer_tensors(self.model, self.optimizer, under("optimizer/", tensors))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -144,14 +144,15 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Weights only, from a checkpoint of ours (model/...) or a plain state dict; nothing changes if one is wrong."""
-    given = _under("model/", tensors) or dict(tensors)
+    given = under("model/", tensors) or dict(tensors)
     own = model.state_dict()
     wrong = sorted(name for name in own.keys() | given.keys() if _shape(own, name) != _shape(given, name))
     if wrong:
+        here, there = (_shape(each, wrong[0]) for each in (own, given))
         raise ConfigError(
-            f"{len(wrong)} of {len(own)} tensors do not fit the model, first {wrong[0]!r}: the file has "
-            f"{_shape(given, wrong[0])}, the model {_shape(own, wrong[0])}; a warm start needs "
-            "the model.* and the number of classes (data.classes) that the weights were trained with"
+            f"the weights do not fit the model: {wrong[0]!r} (the first of {len(wrong)} tensors) is "
+            f"{here or 'missing'} in the model and {there or 'missing'} in the file; both must be of one model.* and "
+            "number of classes"
         )
     model.load_state_dict({name: shard_like(own[name], value) for name, value in given.items()})
 
@@ -166,7 +167,8 @@ def state_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin so, by the rest of their names."""
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 

@@ -233,9 +233,7 @@ def _set_learning_rate(job: Job) -> float:
     warmup = warmup_steps(train, job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
     peak = train.lr if job.peak_rate is None else job.peak_rate
-    job.rate = learning_rate(
-        train.schedule, done, job.total_steps, peak, warmup, train.milestones, train.gamma, train.schedule_options
-    )
+    job.rate = learning_rate(train, done, job.total_steps, peak, warmup)
     set_rates(job.learner.optimizer.param_groups, job.rate)
     return job.rate
 

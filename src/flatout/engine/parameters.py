@@ -85,6 +85,8 @@ def parameter_groups(model: nn.Module, train: TrainConfig) -> list[dict[str, Any
     has groups or layers, each group has a `name` and the `lr_scale` that its rate is multiplied by.
     """
     named = {name: p for name, p in bare(model).named_parameters() if p.requires_grad}
+    if not named:
+        raise ConfigError("the model has no parameters that are trained; give it some (model.name), or freeze less")
     places = _places(bare(model), named, train)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for decays in (True, False):

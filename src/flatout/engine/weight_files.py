@@ -13,6 +13,7 @@ from torch import Tensor
 from flatout.config.loading import load_config
 from flatout.config.tasks import metric_named
 from flatout.engine import checkpoint
+from flatout.engine.learner import under
 from flatout.errors import BadFile, ConfigError, FlatoutError
 from flatout.untrusted import require_regular
 
@@ -20,7 +21,6 @@ RUN = "run:"
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 _NESTED = ("state_dict", "model_state_dict", "model", "net", "module", "weights")
 """Where training scripts keep the weights in what they save."""
-_AVERAGES, _OURS = "ema/average/", "model/"
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ def _of_run(folder: Path) -> Path:
 
 def _of_ours(tensors: dict[str, Tensor], what: str, classes: list[str] | None = None) -> FoundWeights:
     """Of a checkpoint of flatout the weights alone: averaged ones where there are any, since those were validated."""
-    own = {name.removeprefix(_OURS): value for name, value in tensors.items() if name.startswith(_OURS)}
-    averages = {name.removeprefix(_AVERAGES): value for name, value in tensors.items() if name.startswith(_AVERAGES)}
-    return FoundWeights({**own, **averages} or tensors, what, tuple(classes or ()) or None, bool(averages))
+    averages = under("ema/average/", tensors)
+    return FoundWeights(
+        {**under("model/", tensors), **averages} or tensors, what, tuple(classes or ()) or None, bool(averages)
+    )
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
@@ -75,26 +76,33 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"no weights at {path}; model.weights takes a file, run:DIR, timm or torchvision") from None
     except pickle.UnpicklingError as error:
         if "GLOBAL" not in str(error):
-            raise ConfigError(f"{path} is not a readable torch file: {_reason(error)}") from None
+            raise _unreadable(path, error) from None
         raise ConfigError(
             f"{path} holds more than tensors, and reading it would run code that is in it ({_reason(error)}); if you "
             f"trust it: python -c \"import torch; found = torch.load('{path}', weights_only=False); torch.save("
             "found.state_dict() if hasattr(found, 'state_dict') else found['state_dict'], 'weights.pth')\""
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadFile) as error:
-        raise ConfigError(f"{path} is not a readable torch file: {_reason(error)}") from None
+        raise _unreadable(path, error) from None
     return _state_in(loaded, path)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} is not a readable torch file ({type(error).__name__}: {_reason(error)}); copy it again, or save it "
+        "with torch.save(model.state_dict(), ...)"
+    )
 
 
 def _state_in(loaded: Any, path: Path) -> dict[str, Tensor]:
     """The weights in what a script saved: a mapping of tensors, or one that holds it."""
     within = [loaded[name] for name in _NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping)]
-    for found in (*within, loaded):
-        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if found else {}
+    for found in (*within, loaded if isinstance(loaded, Mapping) else {}):
+        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
     keys = ", ".join(map(str, list(loaded)[:8])) if isinstance(loaded, Mapping) else f"a {type(loaded).__name__}"
-    raise ConfigError(f"{path} holds no weights, but {keys}; save a state_dict, alone or under 'state_dict'")
+    raise ConfigError(f"{path} holds {keys or 'nothing'}, and no weights; save a state_dict, alone or as 'state_dict'")
 
 
 def _reason(error: Exception) -> str:

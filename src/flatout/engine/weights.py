@@ -34,6 +34,7 @@ def load_weights(model: nn.Module, source: str, classes: Sequence[str] = (), mod
     head, why = _new_head(bare(model), own, given, found, classes)
     _require_fit(own, given, head, found.what)
     loaded = [name for name in own if name in given and name not in head]
+    _require_finite(given, loaded, found.what)
     whole = {name: given.get(name, own[name]) if name not in head else own[name] for name in own}
     bare(model).load_state_dict(
         {name: shard_like(own[name], value) if name in loaded else value for name, value in whole.items()}
@@ -103,6 +104,13 @@ def _require_fit(own: Mapping[str, Tensor], given: Mapping[str, Tensor], head: S
         f"{what} fits the model in {fitting} of {len(needed)} tensors: {first!r} is {list(own[first].shape)} in the "
         f"model and the file {has}{other}; use the model.* that the weights were trained with{hint}"
     )
+
+
+def _require_finite(given: Mapping[str, Tensor], names: Sequence[str], what: str) -> None:
+    """Of a training that diverged nothing can be learnt, and the first loss would be blamed on this one."""
+    for name in names:
+        if given[name].is_floating_point() and not bool(given[name].isfinite().all()):
+            raise ConfigError(f"{what} has values in {name!r} that are not finite: that training diverged; use others")
 
 
 def _notes(found: FoundWeights, head: Sequence[str], why: str, unused: Sequence[str]) -> Iterator[str]:

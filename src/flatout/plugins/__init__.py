@@ -101,7 +101,7 @@ def load(group: str, name: str, key: str, expected: str | None = None) -> Callab
             "the file, or start the command again"
         )
     with blamed(code.what):
-        module = _load_file(code) if code.in_file else _import(code.module)
+        module = _load_file(code) if code.in_file else _import(code)
         remember(code.place(module), code.what)
         if not hasattr(module, code.attribute):
             near = _near(code.attribute, [each for each in vars(module) if not each.startswith("_")])
@@ -241,18 +241,18 @@ def _load_file(code: _Code) -> ModuleType:
         return module
 
 
-def _import(name: str) -> ModuleType:
+def _import(code: _Code) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(code.module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{code.module}.".startswith(f"{error.name}."):
             raise  # the module is there; what it imports is not
         import pkgutil
 
         parent, _, last = error.name.rpartition(".")
         paths = importlib.import_module(parent).__path__ if parent else None
         near = _near(last, [module.name for module in pkgutil.iter_modules(paths)])
-        raise ConfigError(f"no module {error.name!r} is installed{near}") from None
+        raise ConfigError(f"{code.what}: no module {error.name!r} is installed{near}") from None
 
 
 def _near(name: str, known: Iterable[str]) -> str:

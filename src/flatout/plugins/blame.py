@@ -26,7 +26,7 @@ def blamed(what: str) -> Iterator[None]:
         yield
     except FlatoutError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         found = ConfigError(f"{what}: {_where(error)}{type(error).__name__}: {error}")
         found.details = _lines(error)
         raise found from error
@@ -53,7 +53,7 @@ def _is_users(filename: str) -> bool:
     return _owner(filename) is not None or (not filename.startswith(_LIBRARIES) and "site-packages" not in filename)
 
 
-def _lines(error: Exception) -> tuple[str, ...]:
+def _lines(error: BaseException) -> tuple[str, ...]:
     """The frames of user code as Python shows them, the innermost last; none where the message shows the only one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     if len(frames) < 2:
@@ -61,7 +61,7 @@ def _lines(error: Exception) -> tuple[str, ...]:
     return tuple(line for each in traceback.format_list(frames) for line in each.rstrip().splitlines())
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """`net.py line 7: self.head = nn.Linearr(3, 4): `, the last line outside of flatout and of installed packages."""
     if isinstance(error, SyntaxError):
         return f"{error.filename} line {error.lineno}: {(error.text or '').strip()}: "

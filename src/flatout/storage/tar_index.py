@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 
-from flatout.errors import DataError, StorageError, UserError
+from flatout.errors import DamagedArchive, DataError, UserError
 
 _BLOCK = 512
 _COMPRESSED = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ\x00": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
@@ -49,7 +49,7 @@ def _scan(path: str, read: ReadAt, archive_bytes: int) -> dict[str, tuple[int, i
         size = _size(header, extended, kind)
         start = offset + _BLOCK
         if size < 0 or start + size > archive_bytes:
-            raise StorageError(
+            raise DamagedArchive(
                 f"{path}: the member at byte {offset} ends beyond the archive's {archive_bytes} bytes; copy it again"
             )
         if kind in b"xLK":
@@ -72,7 +72,7 @@ def _checked_kind(path: str, header: bytes, offset: int) -> bytes:
     except ValueError:
         valid = False
     if not valid:
-        raise StorageError(f"{path} is not a tar, or is damaged at byte {offset}; make it again with: tar -cf")
+        raise DamagedArchive(f"{path} is not a tar, or is damaged at byte {offset}; make it again with: tar -cf")
     return header[156:157]
 
 
@@ -93,7 +93,7 @@ def _size(header: bytes, extended: dict[bytes, bytes], kind: bytes) -> int:
 
 def _extension(path: str, kind: bytes, read: ReadAt, start: int, size: int) -> dict[bytes, bytes]:
     if size > _MAX_EXTENSION_BYTES:
-        raise StorageError(
+        raise DamagedArchive(
             f"{path}: a header of {size} bytes, limit {_MAX_EXTENSION_BYTES}; make it again with: tar -cf"
         )
     data = read(size, start)
@@ -122,9 +122,9 @@ def _name(header: bytes, extended: dict[bytes, bytes]) -> str:
 
 def _safe_name(path: str, name: str, kind: bytes, extended: dict[bytes, bytes]) -> str:
     if kind == b"S" or any(key.startswith(b"GNU.sparse") for key in extended):
-        raise StorageError(f"{path}: member {name!r} is stored sparse; make the archive again without --sparse")
+        raise DamagedArchive(f"{path}: member {name!r} is stored sparse; make the archive again without --sparse")
     while name.startswith("./"):
         name = name[2:]
     if name.startswith("/") or ".." in name.split("/"):
-        raise StorageError(f"{path}: member {name!r} leads out of the archive; make it again with relative names")
+        raise DamagedArchive(f"{path}: member {name!r} leads out of the archive; make it again with relative names")
     return name

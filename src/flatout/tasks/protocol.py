@@ -37,6 +37,18 @@ class TriesOut(Protocol):
     def try_out(self, model: nn.Module, device: torch.device) -> None: ...
 
 
+@runtime_checkable
+class NamesOutputs(Protocol):
+    """A task whose model gives a probability for each of several names: classify and export can use it."""
+
+    @property
+    def output_names(self) -> tuple[str, ...] | None:
+        """In the order of the outputs; None: the classes of the data, of which every sample has one."""
+        ...
+
+    def probabilities(self, logits: Tensor) -> Tensor: ...
+
+
 class JudgesSamples(Protocol):
     """A task that can be trained with train.selective."""
 

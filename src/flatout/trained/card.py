@@ -79,8 +79,11 @@ def _cell(value: str) -> str:
 
 def proven_lines(proof: Proof) -> list[str]:
     """What a proof of a classifier says, for the card and the terminal."""
+    said = "the same most probable output for each"
+    if proof.exported_right is not None and proof.top1 is not None:
+        share = proof.exported_right / proof.samples
+        said = f"top-1 {100 * share:.2f} %, as the run's own model ({100 * proof.top1:.2f} %)"
     return [
-        f"{proof.samples:,} samples of the validation set, by the files in this folder alone: top-1 "
-        f"{100 * proof.exported_right / proof.samples:.2f} %, as the run's own model ({100 * proof.top1:.2f} %)",
+        f"{proof.samples:,} samples of the validation set, by the files in this folder alone: {said}",
         f"no probability differs by more than {proof.most_off:.1e} (limit {MOST_OFF:g})",
     ]

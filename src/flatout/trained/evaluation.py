@@ -17,8 +17,7 @@ from flatout.engine.parallel import Parallel, SingleProcess
 from flatout.engine.parallel.ranks import share_failures
 from flatout.engine.progress import Progress
 from flatout.errors import ConfigError, DataError
-from flatout.tasks.classification.task import Classification
-from flatout.tasks.protocol import Sums, Task
+from flatout.tasks.protocol import NamesOutputs, Sums, Task
 from flatout.tasks.translation.task import Translation
 from flatout.timeline import Recorder
 from flatout.trained.opening import TrainedRun
@@ -58,10 +57,12 @@ class _Heard(nn.Module):
 class _Listening:
     """The task as training validates with it; keeps labels, ids and probabilities of every batch on the way."""
 
-    def __init__(self, task: Task, classes: int, advance: Advance, looks: Sequence[str] = ()) -> None:
+    def __init__(
+        self, task: Task, outputs: NamesOutputs | None, advance: Advance, looks: Sequence[str] = ()
+    ) -> None:
         self._task = task
         self._looks = looks
-        self._classes = classes  # 0 where there is no class for each sample: then only figures are kept
+        self._outputs = outputs  # None where there is no class for each sample: then only figures are kept
         self._advance = advance
         self._under_way: deque[Tensor] = deque()  # ids of batches on the device, the oldest first
         self.done = 0
@@ -74,10 +75,11 @@ class _Listening:
 
     def evaluate(self, model: nn.Module, inputs: Any) -> Sums:
         ids = self._under_way.popleft()
-        if self._classes:
+        if self._outputs is not None:
             heard = _Heard(model)
             sums = self._task.evaluate(heard, inputs)
-            self._keep(ids, inputs.labels, heard.said)
+            assert heard.said is not None
+            self._keep(ids, inputs.labels, self._outputs.probabilities(heard.said.float()))
             for name in self._looks:
                 again = self._task.evaluate(SeveralLooks(model, LOOKS[name]), inputs)
                 sums |= {f"{name}{_OF_LOOKS}{key}": value for key, value in again.items()}
@@ -94,9 +96,7 @@ class _Listening:
             self.several_looks[name] = self._task.metrics(theirs)
         return self._task.metrics({key: value for key, value in sums.items() if _OF_LOOKS not in key})
 
-    def _keep(self, ids: Tensor, labels: Tensor, logits: Tensor | None) -> None:
-        assert logits is not None
-        chances = logits.float().softmax(1)
+    def _keep(self, ids: Tensor, labels: Tensor, chances: Tensor) -> None:
         confidence, predicted = chances.max(1)
         of_label = chances.gather(1, labels[:, None])[:, 0]
         for kept, tensor in zip(self.rows, (ids, labels, predicted, confidence, of_label), strict=True):
@@ -115,10 +115,10 @@ def evaluate_trained(
     opened, config = trained.opened, trained.config
     if opened is None or opened.val_plan is None:
         raise DataError(f"{config.data.path} has no validation split and too few samples to hold some out; use --data")
-    classified = isinstance(trained.task, Classification)
+    classified = trained.one_class_each
     if looks and not classified:
         raise ConfigError(f"--tta is for pictures with one class each, not for task {config.task}; leave it out")
-    listening = _Listening(trained.task, len(trained.classes) if classified else 0, advance, looks)
+    listening = _Listening(trained.task, trained.outputs if classified else None, advance, looks)
     texts: list[list[list[str]]] = []  # translations and references of each batch
     if isinstance(trained.task, Translation):
         trained.task.watch = lambda found, wanted: texts.append([found, wanted])

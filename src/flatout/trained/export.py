@@ -43,10 +43,10 @@ class Proof:
     """What the written files said of the validation set beside the run's own model."""
 
     samples: int
-    right: int  # by the run's own model
-    exported_right: int
+    right: int | None  # by the run's own model; None where samples have more or less than one class
+    exported_right: int | None
     most_off: float  # the largest difference of a probability
-    top1: float
+    top1: float | None
 
 
 def rules_of(view: View, in_model: bool, shape: tuple[int, int]) -> dict[str, Any]:
@@ -124,6 +124,7 @@ def _shape(plan: BatchPlan, trained: TrainedRun) -> tuple[int, int]:
 class _Tally:
     """Of the proof so far."""
 
+    one_class_each: bool
     seen: int = 0
     right: int = 0
     exported_right: int = 0
@@ -133,6 +134,8 @@ class _Tally:
     def proof(self, to: str) -> Proof:
         if not self.seen:
             raise DataError("no sample of the validation set can be decoded, so nothing can be proven")
+        if not self.one_class_each:
+            return Proof(self.seen, None, None, self.most_off, None)
         if abs(self.right - self.exported_right) > self.ties:
             raise ExportRefused(
                 f"the {to} export has top-1 {self.exported_right / self.seen:.4f} where the run's own model has "
@@ -145,7 +148,7 @@ def prove(trained: TrainedRun, to: str, folder: Path, plan: BatchPlan, advance: 
     """Every sample twice: by flatout, and by nothing but the files in `folder`."""
     exported, preprocess = reload_model(folder / FILES[to], to, trained), _module(folder / PREPROCESS)
     rules, classes = preprocess.read_rules(folder / RULES), json.loads((folder / CLASSES).read_text("utf-8"))
-    own, tally, config = _own_model(trained), _Tally(), trained.config.data
+    own, tally, config = _own_model(trained), _Tally(trained.one_class_each), trained.config.data
     workers = choose_workers(config.workers, "cpu", plan)
     with closing(open_loader(plan, config, workers, look_ahead=False, epochs=1)) as loader:
         for batch in loader.epoch(0):
@@ -156,10 +159,10 @@ def prove(trained: TrainedRun, to: str, folder: Path, plan: BatchPlan, advance: 
             found = _checked(exported(_pictures(plan.split, ids, preprocess, rules)), wanted.shape, to)
             tally.ties += _compare(wanted, found, ids, plan.split, to)
             tally.most_off = max(tally.most_off, float(np.abs(wanted - found).max()))
-            tally.right += int((wanted.argmax(1) == labels).sum())
-            names = [trained.classes[label] for label in labels.tolist()]
-            said = [classes[k] for k in found.argmax(1).tolist()]
-            tally.exported_right += sum(a == b for a, b in zip(said, names, strict=True))
+            if tally.one_class_each:
+                tally.right += int((wanted.argmax(1) == labels).sum())
+                said = [classes[k] for k in found.argmax(1).tolist()]
+                tally.exported_right += sum(a == trained.classes[k] for a, k in zip(said, labels.tolist(), strict=True))
             tally.seen += len(ids)
             advance(tally.seen, len(plan.split))
     return tally.proof(to)
@@ -173,7 +176,8 @@ def _own_model(trained: TrainedRun) -> Model:
 
     def chances(pixels: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            out: NDArray[np.float32] = model(normalize(torch.from_numpy(pixels), trained.view)).softmax(1).numpy()
+            logits = model(normalize(torch.from_numpy(pixels), trained.view))
+            out: NDArray[np.float32] = trained.outputs.probabilities(logits).numpy()
         return out
 
     return chances

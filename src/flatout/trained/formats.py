@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.errors import ConfigError, FlatoutError
+from flatout.tasks.protocol import NamesOutputs
 from flatout.trained.opening import TrainedRun
 
 Model = Callable[[NDArray[Any]], NDArray[np.float32]]  # prepared pictures -> probabilities
@@ -25,20 +26,22 @@ NORMALISES = {"onnx": True, "torch": True, "safetensors": False}
 
 
 class PixelsToChances(nn.Module):
-    """uint8 RGB pixels [pictures, 3, height, width] to probabilities: normalise, compute, softmax."""
+    """uint8 RGB pixels [pictures, 3, height, width] to probabilities: normalise, compute, name."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def __init__(
+        self, model: nn.Module, outputs: NamesOutputs, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> None:
         super().__init__()
         self.model = model
+        self._outputs = outputs
         self.register_buffer("mean", torch.tensor(mean).reshape(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).reshape(1, -1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.model((pixels.float() / 255 - self.mean) / self.std)
-        return logits.softmax(1)
+        return self._outputs.probabilities(self.model((pixels.float() / 255 - self.mean) / self.std))
 
 
 def validated_model(trained: TrainedRun) -> nn.Module:
@@ -58,7 +61,7 @@ def write_model(trained: TrainedRun, to: str, folder: Path, shape: tuple[int, in
     if to == "safetensors":
         write_weights(path, model, {"classes": json.dumps(trained.classes)})
         return path
-    whole = PixelsToChances(model, trained.view.mean, trained.view.std).eval()
+    whole = PixelsToChances(model, trained.outputs, trained.view.mean, trained.view.std).eval()
     example = torch.zeros(2, 3, *shape, dtype=torch.uint8)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), _no_log():
@@ -146,7 +149,7 @@ def reload_model(path: Path, to: str, trained: TrainedRun) -> Model:
         run: Callable[[Tensor], Tensor] = torch.export.load(path).module()
     else:
         fresh = _from_weights(path, trained)
-        run = lambda images: fresh(images).softmax(1)  # noqa: E731
+        run = lambda images: trained.outputs.probabilities(fresh(images))  # noqa: E731
 
     def chances(pixels: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():

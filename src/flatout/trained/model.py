@@ -50,6 +50,7 @@ class TrainedModel:
     """A classifier with its classes and its view. Made by `flatout.load`."""
 
     def __init__(self, trained: TrainedRun) -> None:
+        self._outputs = trained.outputs
         self.classes = trained.classes
         self.view = trained.view
         self.checkpoint = trained.weights.path
@@ -114,7 +115,7 @@ class TrainedModel:
         on_device = pixels.to(learner.device.torch, non_blocking=True)
         images = normalize(on_device, self.view, channels_last=self._trained.config.train.channels_last)
         with learner.evaluating(), learner.precision.autocast():
-            chances: NDArray[np.float32] = learner.compute(images).float().softmax(1).cpu().numpy()
+            chances: NDArray[np.float32] = self._outputs.probabilities(learner.compute(images).float()).cpu().numpy()
         return chances
 
     def _named(self, row: NDArray[np.float32]) -> Predicted:

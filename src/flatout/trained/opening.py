@@ -17,11 +17,13 @@ from flatout.data.text.vocabulary import read_vocabulary
 from flatout.engine import checkpoint
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import Learner, build_learner, load_weights
+from flatout.engine.weight_files import read_weights
+from flatout.engine.weights import renamed
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.runs import RunDirectory, read_run
 from flatout.runs.tables import EPOCH_COLUMNS
 from flatout.tasks.classification.task import Classification
-from flatout.tasks.protocol import Task
+from flatout.tasks.protocol import NamesOutputs, Task
 from flatout.tasks.setup import TaskSetup, open_task
 from flatout.training.setup import memory_explained, prepare_compute
 from flatout.untrusted import blamed_as, read_json
@@ -52,17 +54,30 @@ class TrainedRun:
     opened: TaskSetup | None  # with its dataset, where that was asked for
 
     @property
+    def outputs(self) -> NamesOutputs:
+        """The task, where it says what its outputs stand for; refused where it does not."""
+        if not isinstance(self.task, NamesOutputs):
+            raise ConfigError(
+                f"{self.directory.root} was trained for the task {self.config.task}, which does not say what its "
+                "outputs are; give it output_names and probabilities (NamesOutputs, docs/extend.md)"
+            )
+        return self.task
+
+    @property
+    def one_class_each(self) -> bool:
+        """Whether every sample has one class, which is one of the outputs."""
+        return isinstance(self.task, NamesOutputs) and self.task.output_names is None
+
+    @property
     def classes(self) -> tuple[str, ...]:
-        return self.weights.classes
+        """What the outputs stand for, in their order."""
+        own = self.task.output_names if isinstance(self.task, NamesOutputs) else None
+        return self.weights.classes if own is None else own
 
     @property
     def view(self) -> View:
         """Of the validation: what a picture must look like for this model."""
         return resolve_view(self.config.data.eval_view, self.config.views)
-
-    @property
-    def has_classes(self) -> bool:
-        return self.config.spec.has_images and bool(self.classes)
 
 
 def require_run(run: Path) -> RunDirectory:
@@ -86,12 +101,12 @@ def read_trained_config(run: Path, changes: Mapping[str, Any] | None = None, dev
         )
     alone = type(config.parallel)()
     data = config.data.model_copy(update={"shared": "off"})
-    model = config.model.model_copy(update={"weights": None} if "weights" in type(config.model).model_fields else {})
+    model = config.model.model_copy(update={"weights": None})
     return config.model_copy(update={"parallel": alone, "data": data, "model": model})
 
 
 def find_weights(run: Path, config: Config, which: str) -> Weights:
-    """`best` by checkpoint.metric, `last`, or a .safetensors file. A damaged one is refused, not passed over."""
+    """`best` by checkpoint.metric, `last`, or a file as model.weights takes. A damaged one is refused."""
     directory = RunDirectory(run)
     if which not in (BEST, LAST):
         return _from_file(directory, Path(which))
@@ -104,10 +119,9 @@ def find_weights(run: Path, config: Config, which: str) -> Weights:
 
 
 def _from_file(directory: RunDirectory, path: Path) -> Weights:
-    tensors = checkpoint.load_tensors(path)
-    if any(name.startswith("model/") for name in tensors):
+    if checkpoint.is_ours(path):
         return _from_checkpoint(directory, path)
-    return Weights(path, tensors, classes=_class_names(directory))
+    return Weights(path, read_weights(path).tensors, classes=_class_names(directory))
 
 
 def _from_checkpoint(directory: RunDirectory, path: Path) -> Weights:
@@ -201,7 +215,7 @@ def _check_classes(run: Path, config: Config, opened: TaskSetup, weights: Weight
 
 
 def _load(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
-    load_weights(learner.model, tensors)
+    load_weights(learner.model, renamed(tensors, learner.model.state_dict()))
     averages = {name.removeprefix("ema/"): value for name, value in tensors.items() if name.startswith("ema/")}
     if learner.ema is not None:
         if averages:

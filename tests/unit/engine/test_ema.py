@@ -112,11 +112,6 @@ def test_a_checkpoint_of_another_model_is_refused(fault: str) -> None:
         ema.load(tensors)
 
 
-def test_a_decay_of_one_never_learns_and_is_refused() -> None:
-    with pytest.raises(ConfigError, match="below 1"):
-        Ema.start(small_model(), decay=1.0)
-
-
 def test_swa_is_the_mean_of_all_weights_from_an_epoch_on() -> None:
     model = small_model()
     swa, seen = Swa.over_end(model, 0.5, epochs=4), []

@@ -130,7 +130,7 @@ def resolve_view(name: str, configured: "Mapping[str, ViewConfig] | None" = None
     known = [*SHIPPED, *(configured or {})]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-    raise ConfigError(f"unknown view {name!r}; {hint} More views can be defined under views: in the recipe")
+    raise ConfigError(f"unknown view {name!r}; {hint} (more views can be defined under views: in the recipe)")
 
 
 def _from_config(name: str, recipe: "ViewConfig") -> View:

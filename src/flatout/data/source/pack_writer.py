@@ -1,9 +1,9 @@
 """Writing packs: shard by shard, verified, resumable after a kill, and back to files again."""
 
+import csv
 import io
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +23,7 @@ from flatout.data.source.layouts import ANNOTATIONS
 from flatout.data.source.pack import MANIFEST, MODES, VERSION, PackIndex, PackReader, encode_index
 from flatout.errors import ConfigError, DataError, NoSpace, StorageError
 
+LABELS = "labels.csv"
 _SLICE = 256  # samples fetched at once
 _SLICES_AHEAD = 4
 _KINDS = {"digest": "V16", "content": "V16"}
@@ -210,7 +211,8 @@ def _write_index(
 
 
 def unpack(dataset: Dataset, folder: Path) -> Iterator[tuple[int, int]]:
-    """Write the samples of a pack of files back as files under their own names."""
+    """Write the samples of a pack of files back as files under their own names, and their classes where those do not
+    say them."""
     splits = [split for split in (dataset.train, dataset.val) if split is not None]
     total, done = sum(len(split) for split in splits), 0
     for split in splits:
@@ -224,6 +226,22 @@ def unpack(dataset: Dataset, folder: Path) -> Iterator[tuple[int, int]]:
                 done += 1
             yield done, total
         _write_annotations(split, dataset.classes, folder)
+    _write_labels(dataset, folder)
+
+
+def _write_labels(dataset: Dataset, folder: Path) -> None:
+    """A table of the classes, where they are not the names of folders: of a table, of shards."""
+    splits = [(word, split) for word, split in (("train", dataset.train), ("val", dataset.val)) if split is not None]
+    apart = len({id(split.reader) for _, split in splits}) > 1  # else it is held out, and no split of the data's
+    rows = [
+        (name, dataset.classes[label], word if apart else "")
+        for word, split in splits
+        for name, label in zip(split.names, split.labels.tolist(), strict=True)
+    ]
+    if all(label in name.split("/")[:-1] or name.split("/")[1:2] == ["images"] for name, label, _ in rows):
+        return
+    with (folder / LABELS).open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "split"), *rows])
 
 
 def _write_annotations(split: Split, classes: Sequence[str], folder: Path) -> None:
@@ -283,10 +301,3 @@ def _write_atomically(path: Path, data: bytes) -> None:
 def _cannot_write(path: Path, error: OSError) -> NoSpace:
     what = error.strerror or str(error)
     return NoSpace(f"cannot write {path}: {what}; free some space or choose another folder, and run the command again")
-
-
-def free_bytes(folder: Path) -> int:
-    """Room on the disk that holds `folder`, which need not exist yet."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

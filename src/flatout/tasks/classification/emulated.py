@@ -31,7 +31,7 @@ class EmulatedClassification(Classification):
         self._chance_loss = torch.tensor(math.log(classes))
 
     def build_model(self) -> nn.Module:
-        pace, ranks_exchange = self._config.emulated, self._config.parallel.mode != "single"
+        pace, ranks_exchange = self.config.emulated, self.config.parallel.mode != "single"
         return EmulatedModel(
             super().build_model(),
             self._classes,

@@ -6,6 +6,7 @@ from pathlib import Path
 from flatout.config.schema import Config, DataConfig
 from flatout.data.loading.loader import choose_workers, open_loader
 from flatout.data.loading.prepare import BatchPlan
+from flatout.data.pixels.transforms import try_transform
 from flatout.data.pixels.views import resolve_view
 from flatout.data.source.class_weights import choose_class_weights
 from flatout.data.source.dataset import open_dataset
@@ -22,6 +23,8 @@ def open_task(config: Config, run_folder: Path | None, rank: int, world_size: in
     """Refuses a dataset, metric or batch size with which no classifier can be trained."""
     dataset = open_dataset(config.data)
     view, eval_view = (resolve_view(name, config.views) for name in (config.data.view, config.data.eval_view))
+    for each in (view, eval_view):
+        try_transform(each)
     samples, classes = len(dataset.train), len(dataset.classes)
     if classes < 2:
         raise DataError(

@@ -68,14 +68,22 @@ def metric_values(metrics: Mapping[str, ValidationMetric], sums: Sums) -> dict[s
 
 
 def try_model(model: nn.Module, images: Tensor, classes: int, name: str) -> Tensor:
-    """Logits of images that mean nothing; what is wrong with them is a ConfigError. Leaves model and random state."""
-    what, devices = f"model.name is {name!r}", [images.device] if images.is_cuda else []
-    model.eval()
+    """Logits of images that mean nothing, as in validation and then as in training; what is wrong with them is a
+    ConfigError. Leaves model and random state as they were."""
+    kept = {name: value.clone() for name, value in model.named_buffers()}
     try:
-        with plugins.blamed(what), torch.no_grad(), torch.random.fork_rng(devices):
-            logits = model(images)
+        logits = [_tried(model.train(training), images, classes, name) for training in (False, True)]
     finally:
+        for buffer, value in kept.items():
+            model.get_buffer(buffer).copy_(value)
         model.train()
+    return logits[0]
+
+
+def _tried(model: nn.Module, images: Tensor, classes: int, name: str) -> Tensor:
+    what, devices = f"model.name is {name!r}", [images.device] if images.is_cuda else []
+    with plugins.blamed(what), torch.no_grad(), torch.random.fork_rng(devices):
+        logits = model(images)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (len(images), classes):
         got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ConfigError(

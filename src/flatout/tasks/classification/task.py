@@ -46,7 +46,9 @@ TOP5_CLASSES = 6  # with fewer, one of five guesses is right whatever the model 
 
 
 class Classification:
-    """`Task` of images with one label each."""
+    """`Task` of images with one label each. What has no underscore is for tasks of one's own that derive from it."""
+
+    output_names: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -57,15 +59,15 @@ class Classification:
         class_weights: NDArray[np.float32] | None = None,
     ) -> None:
         self._class_weights = None if class_weights is None else torch.from_numpy(class_weights)
-        self._config = config
+        self.config = config
         self._classes = classes
-        self._view = view
-        self._eval_view = eval_view
+        self.view = view
+        self.eval_view = eval_view
         self._own_loss = open_loss(config.train)
         self._own_metrics = open_metrics(config.validate_.metrics)
 
     def build_model(self) -> nn.Module:
-        model, checkpointing = self._config.model, self._config.train.checkpointing
+        model, checkpointing = self.config.model, self.config.train.checkpointing
         stem = model.stem if model.name in DEPTHS else "standard"  # others' models have their own
         extras = Extras(model.zero_gamma, model.blur_pool, model.squeeze_excite)
         return build_model(model.name, self._classes, stem, model.width, checkpointing, model.options, extras)
@@ -77,21 +79,21 @@ class Classification:
 
     def try_out(self, model: nn.Module, device: torch.device) -> None:
         """User code on a made-up batch: shapes and errors are found before anything is written."""
-        users = model_is_own(self._config.model.name)
+        users = model_is_own(self.config.model.name)
         if not users and self._own_loss is None and not self._own_metrics:
             return
-        images = trial_images(self._view.side(0), device)
-        logits = try_model(model, images, self._classes, self._config.model.name)
+        images = trial_images(self.view.side(0), device)
+        logits = try_model(model, images, self._classes, self.config.model.name)
         if self._own_loss is not None:
-            try_loss(self._own_loss, logits, self._config.train.loss)
+            try_loss(self._own_loss, logits, self.config.train.loss)
         try_metrics(self._own_metrics, logits)
 
     def to_device(self, batch: Batch, device: torch.device) -> Inputs:
         inputs = on_device(batch, device)
-        last, name = self._config.model.stochastic_depth, self._config.model.name
+        last, name = self.config.model.stochastic_depth, self.config.model.name
         if last:
             ids = batch.sample_ids.numpy()
-            drawn = residual_scales(last, block_count(name), self._config.train.seed, batch.epoch, ids)
+            drawn = residual_scales(last, block_count(name), self.config.train.seed, batch.epoch, ids)
             inputs.scales = torch.from_numpy(drawn).to(device, non_blocking=True)
         return inputs
 
@@ -124,10 +126,10 @@ class Classification:
 
         Ranks never cut between neighbours. Pictures are looked at at half of their side, where that is enough.
         """
-        images = self._normalized(inputs.images, self._view)
+        images = self.normalized(inputs.images, self.view)
         if min(images.shape[2:]) >= 2 * _LEAST_SIDE_TO_JUDGE:
             images = F.avg_pool2d(images, 2)
-        losses = self._losses(model(images), inputs.labels)
+        losses = self.losses(model(images), inputs.labels)
         pairs = len(losses) // 2
         first = torch.arange(0, len(losses), 2, device=losses.device)
         second_is_harder = losses[1::2] > losses[: 2 * pairs : 2]
@@ -136,23 +138,25 @@ class Classification:
         return Inputs(inputs.images[chosen], inputs.labels[chosen], scales=scales)
 
     def loss(self, model: nn.Module, inputs: Inputs) -> Tensor:
-        images = self._normalized(inputs.images, self._view)
+        images = self.normalized(inputs.images, self.view)
         if inputs.partner is not None and inputs.keep is not None and inputs.box is not None:
             images = mixed(images, inputs.partner, inputs.keep, inputs.box)
         logits = model(images) if inputs.scales is None else model(images, inputs.scales)
-        losses = self._losses(logits, inputs.labels)
+        losses = self.losses(logits, inputs.labels)
         if inputs.partner is not None and inputs.keep is not None:
-            losses = inputs.keep * losses + (1 - inputs.keep) * self._losses(logits, inputs.labels[inputs.partner])
+            losses = inputs.keep * losses + (1 - inputs.keep) * self.losses(logits, inputs.labels[inputs.partner])
         return losses.mean()
 
-    def _normalized(self, images: Tensor, view: View) -> Tensor:
-        return normalize(images, view, channels_last=self._config.train.channels_last)
+    def normalized(self, images: Tensor, view: View) -> Tensor:
+        """uint8 pixels as the model takes them."""
+        return normalize(images, view, channels_last=self.config.train.channels_last)
 
-    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Training loss of each sample."""
         if self._own_loss is not None:
             losses = self._own_losses(logits, labels)
         else:
-            smoothing = self._config.train.label_smoothing
+            smoothing = self.config.train.label_smoothing
             losses = F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
         if self._class_weights is None:
             return losses
@@ -167,7 +171,7 @@ class Classification:
         return self._own_loss(logits.float(), labels)
 
     def evaluate(self, model: nn.Module, inputs: Inputs) -> Sums:
-        logits = model(self._normalized(inputs.images, self._eval_view)).float()
+        logits = model(self.normalized(inputs.images, self.eval_view)).float()
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices.eq(inputs.labels[:, None])
         if self._own_loss is None:
             losses = F.cross_entropy(logits, inputs.labels, reduction="none")
@@ -179,6 +183,9 @@ class Classification:
         own = metric_sums(self._own_metrics, logits, inputs.labels)
         sums = {"samples": len(inputs.labels), "top1": top1, "top5": top5, "loss": float(losses.double().sum())}
         return sums | own
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1)
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         count = max(1.0, sums["samples"])

@@ -7,6 +7,7 @@ file's, so that a table over folders of classes gives the batches of those folde
 import csv
 import io
 import json
+import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,6 @@ from flatout.errors import DataError
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image", "image_path")
 LABEL_COLUMNS = ("label", "class", "class_name", "label_name", "category", "target")
 SPLIT_COLUMNS = ("split", "subset", "fold")
-MULTI_LABEL = "labels"
 METADATA = ("metadata.jsonl", "metadata.csv")
 _TABLES = (".csv", ".tsv", ".jsonl")
 _SHOWN = 60  # characters of a value
@@ -153,7 +153,8 @@ def arrange_tables(listing: Listing, tables: Sequence[LabelTable]) -> Arrangemen
         else:
             layout.splits.setdefault(split, {}).setdefault(row.label, []).append(row.path)
     if not layout.splits.get("train"):
-        raise DataError(f"{', '.join(table.name for table in tables)} of {listing.where} names no training samples")
+        names = ", ".join(table.name for table in tables)
+        raise DataError(f"{names} of {listing.where} names no training samples; give some the split train")
     return Arrangement(listing.store, listing.entries, layout, _notes(listing, tables, seen, left_out))
 
 
@@ -181,14 +182,24 @@ def _rows(listing: Listing, table: LabelTable) -> Iterator[Row]:
         yield Row(line, _found(listing, table, line, folder, path), label, split or own)
 
 
+def object_named(listing: Listing, folder: str, path: str) -> str | None:
+    """The object that a line means: relative to the table in `folder`, or by its whole path on this machine."""
+    root = listing.store.local_path("")
+    inside = None if root is None else path.removeprefix(os.path.join(os.path.abspath(root), ""))
+    relative = [posixpath.join(folder, each) for each in (path, path.replace("\\", "/")) if each.strip()]
+    names = (posixpath.normpath(each) for each in [*relative, *([inside] if inside else [])])
+    return next((name for name in names if name in listing.entries), None)
+
+
 def _found(listing: Listing, table: LabelTable, line: int, folder: str, path: str) -> str:
-    """The object that a line names, relative to the table."""
-    for each in (path, path.replace("\\", "/")):
-        name = posixpath.normpath(posixpath.join(folder, each)) if each.strip() else ""
-        if name in listing.entries:
-            return name
+    found = object_named(listing, folder, path)
+    if found is not None:
+        return found
     if path.startswith("/") or ".." in path.split("/"):
-        raise DataError(f"{table.name} line {line} names {path[:_SHOWN]!r}, which leads out of {listing.where}")
+        raise DataError(
+            f"{table.name} line {line} names {path[:_SHOWN]!r}, which leads out of {listing.where}; put the table into "
+            "a folder above the files, and name them relative to it"
+        )
     raise DataError(
         f"{table.name} line {line} names {path[:_SHOWN]!r}, which is not in {listing.where}; paths are relative to the "
         "table, with their ending"
