@@ -10,7 +10,7 @@ TEST_PACKAGES := fuse3 chromium iproute2 redis-server
 
 DOCS := $(VENV)/.installed-docs
 
-.PHONY: docs demo test install lint clean fuzz fuzz-files matrix rehearse bench-loop bench-loaders bench-remote bench-verdicts \
+.PHONY: docs screenshots demo test install lint clean fuzz fuzz-files matrix rehearse bench-loop bench-loaders bench-remote bench-verdicts \
         bench-verdicts-generated \
         bench-predictions bench-drawn-predictions bench-tune bench-tune-claims bench-ranks soak-ranks bench-shared chaos soak
 
@@ -62,6 +62,10 @@ docs: $(DOCS)
 $(DOCS): $(CORE)
 	$(PIP) --no-build-isolation -e '.[docs]'
 	@touch $@
+
+# The pictures of README and site, from runs of today's code (some minutes).
+screenshots: $(DEV)
+	$(BIN)/python docs/build/screenshots.py
 
 # Every pair of features, trained for real (about 10 minutes); `make test` tries a sample of them.
 matrix: $(DEV)
@@ -121,11 +125,11 @@ bench-remote: $(DEV)
 bench-verdicts: $(DEV)
 	$(BIN)/python benchmarks/verdicts/run_scenarios.py --dir $(BENCH)/verdicts
 
-# Scenarios drawn by seed, each with its counterfactual runs and those of its fixes: hours for 100. Needs root (cgroups, namespaces).
-# Goes on where an earlier call was interrupted; other seeds: make bench-verdicts-generated SEEDS=100:200
+# Scenarios drawn by seed, each with its counterfactual runs and those of its fixes: about an hour for 100 on an idle machine. Needs root
+# (cgroups, namespaces). Goes on where an earlier call was interrupted; slices: make bench-verdicts-generated SEEDS=200:300 MINUTES=9
 SEEDS ?= 0:100
 bench-verdicts-generated: $(DEV)
-	$(BIN)/python benchmarks/verdicts/generate.py --seeds $(SEEDS) --dir $(BENCH)/verdicts
+	$(BIN)/python benchmarks/verdicts/generate.py --seeds $(SEEDS) --most-minutes $(or $(MINUTES),600) --dir $(BENCH)/verdicts
 
 bench-predictions: $(DEV)
 	$(BIN)/python benchmarks/predictions/run.py --dir $(BENCH)/verdicts

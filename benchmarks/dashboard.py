@@ -1,21 +1,28 @@
-"""The dashboard at a thousand runs and a million steps, and what being watched costs a run.
+"""The dashboard at a thousand runs and a million steps, in a real browser, and what being watched costs a run.
 
-python benchmarks/dashboard.py RUN --out benchmarks/results      RUN: any finished run directory, which is copied
+python benchmarks/dashboard.py RUN --recipe RECIPE --out benchmarks/results      RUN: any finished run, which is copied
 """
 
 import argparse
+import csv
 import json
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
+from playwright.sync_api import Page, sync_playwright
 
 from dated_results import publish
 
@@ -28,8 +35,10 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--recipe", type=Path, help="A recipe that trains for some seconds: bare against watched.")
+    parser.add_argument("--starts", type=int, default=5, help="Of the server, each with a page of its own.")
+    parser.add_argument("--recipe", type=Path, help="A recipe that trains: watched and not, in turns.")
+    parser.add_argument("--slices", type=int, default=60, help="Of the watched run, half of them watched.")
+    parser.add_argument("--slice-seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -39,7 +48,7 @@ def main() -> None:
         make_long(args.run, folder / "long", args.steps)
         lines = list(measure(folder, args))
         if args.recipe is not None:
-            lines += watched_training(args.recipe, Path(scratch), args.rounds)
+            lines += watched_training(args, Path(scratch) / "watched" / "run")
     text = "\n".join(["| what | measured |", "|---|---|", *lines]) + "\n"
     publish("dashboard", "The dashboard", text, args.out)
 
@@ -61,29 +70,99 @@ def make_long(run: Path, target: Path, steps: int) -> None:
             )
 
 
-def measure(folder: Path, args: argparse.Namespace) -> list[str]:
-    started = time.perf_counter()
-    server = subprocess.Popen([*COMMAND, "dashboard", str(folder), "--port=0"], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        found = re.search(r"(http://\S+)/\?token", server.stdout.readline())
+def measure(folder: Path, args: argparse.Namespace) -> Iterator[str]:
+    with sync_playwright() as driver:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=options)
+        starts = [first_paint(browser.new_page(), folder) for _ in range(args.starts)]
+        listening, painted, complete = zip(*starts, strict=True)
+        yield f"| {args.runs:,} runs: listening after the start, median and worst of {args.starts} | {spread(listening)} |"
+        yield f"| first rows painted in a browser, after the start | {spread(painted)} |"
+        yield f"| all rows there, after the start | {spread(complete)} |"
+        with Server(folder) as server:
+            again = [timed(server.address, "/api/runs") for _ in range(20)]
+            yield f"| the whole list asked for again, median and worst of 20 | {spread(again[1:])} |"
+            page = browser.new_page()
+            page.goto(server.address)
+            all_rows(page, args.runs + 1)
+            redrawn = [redraw(page, folder, number) for number in range(10)]
+            yield f"| the page's own redrawing when a run changed, of 10 | {spread(redrawn)} |"
+            opened = open_long(page, server.address)
+            yield f"| a run of {args.steps:,} steps: its curves painted after the click | {opened:.2f} s |"
+            page.wait_for_timeout(20_000)  # until all of its steps were read
+            yield f"| memory of the server after all that (RSS) | {server.rss_megabytes():.0f} MB |"
+        browser.close()
+
+
+class Server:
+    """A dashboard as a user starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.started = time.perf_counter()
+        command = [*COMMAND, "dashboard", str(folder), "--port=0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        found = re.search(r"(http://\S+)/\?token", self.process.stdout.readline())
         assert found
-        address = found.group(1)
-        listening = time.perf_counter() - started
-        page, rows, first = timed(address, "/"), timed(address, "/api/runs"), time.perf_counter() - started
-        again = [timed(address, "/api/runs") for _ in range(20)]
-        opened = first_event(address, "/events/run/0/long")
-        memory = psutil.Process(server.pid).memory_info().rss / 1e6
-    finally:
-        server.terminate()
-        server.wait()
-    return [
-        f"| {args.runs:,} runs: listening after the start | {listening:.2f} s |",
-        f"| page, then the first list | {page * 1e3:.0f} ms, {rows * 1e3:.0f} ms ({first:.2f} s after the start) |",
-        f"| the list again, median and worst of 20 | {statistics.median(again) * 1e3:.0f} ms, {max(again) * 1e3:.0f} ms |",
-        f"| a run of {args.steps:,} steps: its first curves | {opened:.2f} s |",
-        f"| memory of the server (RSS) | {memory:.0f} MB |",
-    ]
+        self.address = found.group(1)
+        self.listening = time.perf_counter() - self.started
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        self.process.wait()
+
+    def rss_megabytes(self) -> float:
+        return float(psutil.Process(self.process.pid).memory_info().rss / 1e6)
+
+    def cpu_seconds(self) -> float:
+        used = psutil.Process(self.process.pid).cpu_times()
+        return float(used.user + used.system)
+
+
+def first_paint(page: Page, folder: Path) -> tuple[float, float, float]:
+    """Listening, first rows on the screen, all rows there: seconds after the start of the server."""
+    with Server(folder) as server:
+        page.goto(server.address)
+        page.wait_for_selector("#runs tbody tr")
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        painted = time.perf_counter() - server.started
+        all_rows(page, len(list(folder.iterdir())))
+        complete = time.perf_counter() - server.started
+        page.close()
+    return server.listening, painted, complete
+
+
+def all_rows(page: Page, count: int) -> None:
+    while not page.evaluate("document.getElementById('count').textContent").startswith(f"{count:,} of {count:,} runs"):
+        time.sleep(0.005)
+
+
+def redraw(page: Page, folder: Path, number: int) -> float:
+    """What the script and the layout of the page take when one row changed, seconds."""
+    page.evaluate("""() => {
+      const inner = draw;
+      window.took = null;
+      draw = () => { const t = performance.now(); inner(); document.body.offsetHeight; window.took = performance.now() - t; draw = inner; };
+    }""")
+    summary = folder / f"run-{number:04}" / "summary.json"
+    summary.write_text(summary.read_text() + " ")
+    values = json.loads(summary.read_text())
+    summary.write_text(json.dumps({**values, "cause": f"changed {number}", "status": "stopped"}))
+    while (took := page.evaluate("window.took")) is None:
+        time.sleep(0.01)
+    return float(took) / 1e3
+
+
+def open_long(page: Page, address: str) -> float:
+    started = time.perf_counter()
+    page.goto(f"{address}/run/0/long")
+    page.wait_for_selector("#f-curves figure .curve")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return time.perf_counter() - started
 
 
 def timed(address: str, path: str) -> float:
@@ -93,59 +172,66 @@ def timed(address: str, path: str) -> float:
     return time.perf_counter() - started
 
 
-def first_event(address: str, path: str) -> float:
-    """Until the curves of a run have come."""
-    started = time.perf_counter()
-    with urllib.request.urlopen(address + path) as answer:
-        for line in answer:
-            if line.startswith(b"data: ") and "curves" in json.loads(line[6:])["fragments"]:
-                return time.perf_counter() - started
-    raise SystemExit("the stream ended without curves")
+def spread(seconds: Any) -> str:
+    write = (lambda value: f"{value:.2f} s") if max(seconds) >= 0.2 else (lambda value: f"{1e3 * value:.0f} ms")
+    return f"{write(statistics.median(seconds))}, {write(max(seconds))}"
 
 
-def watched_training(recipe: Path, scratch: Path, rounds: int) -> list[str]:
-    """Wall clock of a whole run, bare and with a page that follows it, in turns."""
-    seconds: dict[str, list[float]] = {"bare": [], "watched": []}
-    for number in range(rounds):
-        for how in ("bare", "watched"):
-            run = scratch / f"trained-{how}-{number}" / "run"
-            server = None
-            if how == "watched":
-                run.parent.mkdir()
-                server = follow(run.parent)
-            started = time.perf_counter()
-            subprocess.run(
-                [*COMMAND, "train", str(recipe), "--run", str(run), "--json"], check=True, capture_output=True
-            )
-            seconds[how].append(time.perf_counter() - started)
-            if server is not None:
-                server.terminate()
-                server.wait()
-    ratios = [watched / bare for bare, watched in zip(seconds["bare"], seconds["watched"], strict=True)]
-    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+def watched_training(args: argparse.Namespace, run: Path) -> list[str]:
+    """One run on all cores. A dashboard and a reader of its stream are let go on and stopped in turns of some seconds;
+    steps per second of neighbouring slices are compared, so that a machine whose speed drifts does not decide."""
+    run.parent.mkdir(parents=True)
+    never = [f"--set={key}=100000" for key in ("train.epochs", "validate.every_epochs", "checkpoint.every_epochs")]
+    command = [*COMMAND, "train", str(args.recipe.resolve()), "--run", str(run), "--json", *never]
+    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (run / "steps.csv").exists() or (run / "steps.csv").read_bytes().count(b"\n") < 50:
+            time.sleep(0.2)
+        with Server(run.parent) as server:
+            threading.Thread(target=read_stream, args=(f"{server.address}/events/run/0/run",), daemon=True).start()
+            time.sleep(5)
+            edges, used = turns(server, args.slices, args.slice_seconds)
+    finally:
+        training.terminate()
+        training.wait()
+    rates = slice_rates(run / "steps.csv", edges)
+    ratios = [rates[n] / rates[n + 1] if n % 2 == 0 else rates[n + 1] / rates[n] for n in range(len(rates) - 1)]
+    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(rates[::2]) ** 0.5
+    watched_seconds = args.slice_seconds * args.slices / 2
     return [
-        f"| a watched run over a bare one, wall clock | {statistics.median(ratios):.3f} ({spread}, {rounds} rounds) |"
+        f"| steps/s of a watched run over the same run not watched, {args.slices} slices of {args.slice_seconds:g} s in turns "
+        f"| {mean:.4f} (standard error {error:.4f}) |",
+        f"| CPU of the dashboard while a run is watched | {100 * used / watched_seconds:.2f} % of one core |",
     ]
 
 
-def follow(folder: Path) -> "subprocess.Popen[str]":
-    """A dashboard and a reader of its stream of the run, as a browser would be."""
-    code = (
-        "import re, subprocess, sys, time, urllib.request\n"
-        "server = subprocess.Popen([sys.executable, '-c', 'from flatout.cli.main import run; run()', 'dashboard', "
-        f"{str(folder)!r}, '--port=0'], stdout=subprocess.PIPE, text=True)\n"
-        "import signal; signal.signal(signal.SIGTERM, lambda *_: (server.terminate(), sys.exit()))\n"
-        "address = re.search(r'(http://\\S+)/\\?token', server.stdout.readline()).group(1)\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    try:\n"
-        "        for line in urllib.request.urlopen(address + '/events/run/0/run'): pass\n"
-        "    except OSError: time.sleep(0.5)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+def turns(server: Server, slices: int, seconds: float) -> tuple[list[float], float]:
+    """Begin of every slice and the end of the last; the first is watched. And the CPU seconds of the server meanwhile."""
+    edges, before = [], server.cpu_seconds()
+    for number in range(slices):
+        server.process.send_signal(signal.SIGSTOP if number % 2 else signal.SIGCONT)
+        edges.append(time.time())
+        time.sleep(seconds)
+    edges.append(time.time())
+    server.process.send_signal(signal.SIGCONT)
+    return edges, server.cpu_seconds() - before
+
+
+def slice_rates(steps: Path, edges: list[float]) -> list[float]:
+    """Steps per second between the edges; a step that crosses one counts on both sides by its share."""
+    with steps.open(newline="") as file:
+        times = np.array([float(row["time_unix"]) for row in csv.DictReader(file)])
+    done = np.interp(edges, times, np.arange(len(times)))
+    return [float(each) for each in np.diff(done) / np.diff(edges)]
+
+
+def read_stream(address: str) -> None:
+    """As a browser elsewhere would."""
+    try:
+        for _ in urllib.request.urlopen(address):
+            pass
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Beside the coefficients, every suite, model, architecture and card has an offset
 what it was measured with, and what the roofline does not see. A card that is left out has no offset, only its specs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from zoo import TEXT
 from flatout.planning.speed import NAMES, PRIORS, Floats, joined, step_seconds
 
 PRIOR_SD = {
-    "coefficient": 0.25, "bytes": 0.12, "exponent": 0.06, "softness": 0.1, "suite": 0.25, "model": 0.15, "text": 0.5,
+    "coefficient": 0.25, "bytes": 0.12, "exponent": 0.06, "softness": 0.1, "suite": 0.25, "model": 0.15, "text": 0.5, "era": 0.15,
     "architecture": 0.08, "card": 0.06,
 }  # fmt: skip
 """How far, in logarithms (exponents: themselves), each may go from where it is pulled to. The text models are traced from
@@ -39,12 +39,13 @@ class Fit:
 def offset_keys(row: Row) -> tuple[str, ...]:
     group = row.arithmetic
     model = f"{row.model}@{row.suite.partition(' ')[0]}" if row.model in TEXT else row.model
-    return (
+    keys = (
         f"suite:{row.suite}:{row.precision}",
         f"model:{model}:{group}",
         f"architecture:{row.card.architecture}:{group}",
         f"card:{row.card.name}:{group}",
     )
+    return (*keys, f"era:{row.model}@{row.era}:{group}") if row.model in TEXT else keys
 
 
 def fit(rows: Sequence[Row], start: Fit | None = None, iterations: int = 12) -> Fit:
@@ -95,8 +96,9 @@ def _offset_sd(key: str) -> float:
 
 
 def _weights(residuals: Floats) -> Floats:
-    """Huber's: a row that is off by more than two deviations pulls no harder than that."""
-    return np.minimum(1.0, 2 / np.maximum(np.abs(residuals), 1e-9))
+    """Student's t of four degrees: a row far off says something of itself (a suite that read JPEGs, a container without
+    TF32), not of the card."""
+    return 5 / (4 + residuals**2)
 
 
 def _unpacked(coefficients: Floats, linear: np.ndarray) -> Floats:
@@ -107,12 +109,16 @@ def _packed(values: Floats, linear: np.ndarray) -> Floats:
     return np.where(linear, values, np.exp(np.where(linear, 0.0, values)))
 
 
-def leave_one_card_out(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """Each row with the seconds that a fit without its card predicts. Cards that differ in memory only (40 and 80 GB,
-    PCIe and SXM) count as different ones, as the issue has it."""
+def left_out(rows: Sequence[Row], group: Callable[[Row], str]) -> list[tuple[Row, float]]:
+    """Each row with the seconds that a fit without its group predicts: its card (those that differ in memory or slot only
+    count as different ones), its generation, its model or its suite."""
     whole = fit(rows)
     found = []
-    for name in sorted({row.card.name for row in rows}):
-        kept, left = [r for r in rows if r.card.name != name], [r for r in rows if r.card.name == name]
+    for name in sorted({group(row) for row in rows}):
+        kept, left = [row for row in rows if group(row) != name], [row for row in rows if group(row) == name]
         found += list(zip(left, fit(kept, whole, iterations=6).seconds(left), strict=True))
     return found
+
+
+def leave_one_card_out(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    return left_out(rows, lambda row: row.card.name)

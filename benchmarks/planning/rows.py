@@ -39,6 +39,12 @@ class Row:
         return "amp" if self.precision in ("amp", "fp16") else self.precision
 
     @property
+    def era(self) -> str:
+        """The software, as far as the card narrows it down: no container before CUDA 11 runs on Ampere or later."""
+        before = self.card.architecture in ("Pascal", "Volta", "Turing")
+        return f"{self.suite}, CUDA 10" if before and "ngc20.01" in self.suite else self.suite
+
+    @property
     def step_seconds(self) -> float:
         return self.batch / self.samples_per_second
 

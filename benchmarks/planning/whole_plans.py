@@ -1,33 +1,34 @@
 """Whole plans beside emulated runs: predicted epoch and limit, then the run, for paces of cards x cores x stores.
 
-An emulated accelerator eats at a card's published pace; training is pinned to one core or two; data lies in a folder, or
-behind an S3 endpoint with added latency whose server and proxy are pinned to the other core. What the planner knows of
-this machine is measured first, as `flatout plan` does: seconds of one sample on one core, and the store's rate. Needs a
-quiet machine with two cores.
+An emulated accelerator eats at a card's published pace of ResNet-50; training is pinned to one core or two; data lies in a
+folder, or behind an S3 endpoint with added latency or a slow link, whose server and proxy have the other core. Combinations
+are drawn from a seed. What the planner knows of this machine is measured once before the first run: seconds of a sample with
+one core and with two, and the store's own answer time and rate without added latency. Needs a quiet machine with two cores.
 
-  .venv/bin/python benchmarks/planning/whole_plans.py [--quick] [--out FILE.md]
+  .venv/bin/python benchmarks/planning/whole_plans.py [--seed 0] [--cases 13] [--seconds 600] [--out FILE.md]
 """
 
 import argparse
 import csv
 import json
 import os
-import shutil
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import numpy as np  # noqa: E402
+from rows import SHARED  # noqa: E402
 
-from flatout.commands.planned_data import Sizes, measure_costs, write_pictures  # noqa: E402
+from flatout.commands.planned_data import Costs, Sizes, measure_costs, write_pictures  # noqa: E402
 from flatout.config.loading import load_config  # noqa: E402
 from flatout.cost.machines import Machine  # noqa: E402
 from flatout.diagnosis.model.step import step_seconds  # noqa: E402
@@ -37,183 +38,231 @@ from servers.faults import Faults  # noqa: E402
 from servers.proxy_client import FaultProxy  # noqa: E402
 from servers.s3 import S3Server  # noqa: E402
 
-PACES = {"T4": 370.0, "A10G": 741.0, "A100 80GB SXM4": 2470.0}
-"""ResNet-50, 16 bits, images a second: estimated, story D's and NVIDIA's."""
-LATENCIES = (0.005, 0.04, 0.15)
-BATCH, WIDTH, HEIGHT, FILE_BYTES = 64, 1200, 900, 250_000
+BATCH, COUNT, IN_FLIGHT = 64, 1024, 64
+PICTURES = Sizes(COUNT, 0, 2, 300_000, 900, 675)
+"""Large enough that one core decodes fewer than most cards take."""
+WARMING_SECONDS, WATCHED_SECONDS = 3.0, 8.0
+NO_TIE = 1.15
+"""Device and data are at least so far apart in what is drawn: of a tie nobody could say which limits."""
 
 
 @dataclass(frozen=True)
 class Case:
     card: str
+    pace: float
     cores: int
-    latency: float | None
+    faults: Faults | None
     """None: a local folder."""
 
     @property
-    def name(self) -> str:
-        store = "local folder" if self.latency is None else f"S3, {1e3 * self.latency:.0f} ms"
-        return f"{self.card} | {self.cores} | {store}"
+    def store(self) -> str:
+        if self.faults is None:
+            return "local folder"
+        link = self.faults.bytes_per_second
+        return f"S3, {1e3 * self.faults.latency_seconds:.0f} ms" + (f", {link / 1e6:.0f} MB/s" if link else "")
 
 
-def cases(quick: bool) -> list[Case]:
-    """Local on one core and two; remote on one, because the server has the other."""
-    local = [Case(card, cores, None) for card in PACES for cores in (1, 2)]
-    remote = [Case(card, 1, latency) for latency in LATENCIES for card in PACES]
-    return [local[0], remote[1]] if quick else local + remote
+def published_paces(path: Path) -> dict[str, float]:
+    """ResNet-50, 16 bits, one card: the fastest row of each."""
+    found: dict[str, float] = {}
+    for row in csv.DictReader(path.open(encoding="utf-8")):
+        if row["model"] == "resnet50" and row["precision"] == "amp" and row["gpus"] == "1":
+            found[row["gpu"]] = max(found.get(row["gpu"], 0.0), float(row["samples_per_second"]))
+    return found
 
 
-def settings(case: Case, path: str, epochs: int) -> dict[str, object]:
+def draw(seed: int, number: int, paces: dict[str, float]) -> Case:
+    """Half of them local, on one core or two; remote ones train on one, because the server has the other."""
+    chance = random.Random(f"{seed} {number}")
+    card = chance.choice(sorted(paces))
+    if number % 2 == 0:
+        return Case(card, paces[card], 1 + number // 2 % 2, None)
+    latency = round(0.005 * 100 ** chance.random(), 3)
+    link = round(10e6 * 6 ** chance.random(), -6) if number % 4 == 3 else None
+    return Case(card, paces[card], 1, Faults(latency_seconds=latency, bytes_per_second=link))
+
+
+@contextmanager
+def pinned(cores: set[int]):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine as a plan finds it."""
+
+    by_cores: dict[int, Costs]
+    bytes_each: float
+    reading_seconds: float
+    """Of a core, to receive one sample."""
+    answer_seconds: float
+    store_per_second: float
+
+
+def look_around(data: Path) -> Here:
+    cores = sorted(os.sched_getaffinity(0))
+    config = load_config({"name": "here"}, settings(str(data), 0.0)).config
+    costs = {}
+    for count in (1, 2):
+        with pinned(set(cores[:count])):
+            costs[count] = measure_costs(config, 0.0)
+    split = open_task(load_config({"name": "store"}, settings("s3://bucket/photos", 0.0)).config).dataset.train
+    with pinned({cores[0]}):
+        began = time.monotonic()
+        for number in range(32):
+            split.read([number])
+        answer = (time.monotonic() - began) / 32
+        began, busy = time.monotonic(), time.process_time()
+        with ThreadPoolExecutor(IN_FLIGHT) as readers:
+            list(readers.map(lambda number: split.read([number]), range(len(split))))
+        rate = len(split) / (time.monotonic() - began)
+        reading = (time.process_time() - busy) / len(split)
+    each = statistics.fmean(path.stat().st_size for path in data.glob("*/*.jpg"))
+    print(f"one core {costs[1]}, two {costs[2]}, reading {reading}, answer {answer}, {rate:.0f}/s", flush=True)
+    return Here(costs, each, reading, answer, rate)
+
+
+def settings(path: str, pace: float) -> dict[str, object]:
     return {
         "name": "whole", "device": "emulated", "data.path": path, "data.view": "train-224", "data.eval_view": "eval-224",
-        "data.batch_size": BATCH, "data.workers": case.cores, "data.cache": "off", "data.stage": "off",
-        "train.epochs": epochs, "emulated.base_seconds": 0.0, "emulated.seconds_per_sample": 1 / PACES[case.card],
-        "model.width": 0.125, "validate.every_epochs": 100, "checkpoint.every_epochs": 100,
-        "monitor.interval_seconds": None,
+        "data.batch_size": BATCH, "data.cache": "off", "data.stage": "off", "train.epochs": 1000,
+        "emulated.base_seconds": 0.0, "emulated.seconds_per_sample": 1 / pace if pace else 0.0, "model.width": 0.125,
+        "validate.every_epochs": 1000, "checkpoint.every_epochs": 1000,
     }  # fmt: skip
 
 
-def pinned(cores: int) -> set[int]:
-    return set(sorted(os.sched_getaffinity(0))[:cores])
+def predicted(case: Case, here: Here) -> tuple[float, str, float]:
+    """Samples a second, the limit, and how far apart device and data are."""
+    costs = here.by_cores[case.cores]
+    samples = Samples(COUNT, 0, here.bytes_each, costs.decode, costs.augment, 0.0, "measured here", "nvme")
+    if case.faults is not None:
+        name, link = f"s3 {case.store}", case.faults.bytes_per_second or float("inf")
+        cap = min(link, here.store_per_second * here.bytes_each)
+        STORES[name] = StoreClass(
+            name, here.answer_seconds + case.faults.latency_seconds, float("inf"), cap, IN_FLIGHT, remote=True
+        )
+        samples = replace(samples, store=name, decode_seconds=costs.decode + here.reading_seconds)
+    machine = Machine("here", "own", case.card, 1, float(case.cores), None, None, None, 1000.0, None, "here", "n/a")
+    feed = feed_of(samples, machine, BATCH, 1000, cached=False, host_cores=0.05)
+    device, loading = BATCH / case.pace, BATCH / feed.per_second.value
+    limit = "device" if device >= loading else feed.limit
+    return BATCH / step_seconds(device, 0.0, loading), limit, max(device / loading, loading / device)
 
 
-def train(case: Case, path: str, folder: Path, environment: dict[str, str], epochs: int) -> tuple[float, float]:
-    """Samples a second from the first to the last warm step, and the share of a step that waited for data."""
-    recipe = folder / "recipe.yaml"
-    recipe.write_text("name: whole\n")
-    sets = [
-        part for key, value in settings(case, path, epochs).items() for part in ("--set", f"{key}={json.dumps(value)}")
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "flatout",
-        "train",
-        str(recipe),
-        *sets,
-        "--run",
-        str(folder / "run"),
-        "--fresh",
-        "--json",
-    ]
-    chosen = pinned(case.cores)
-    subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.DEVNULL, cwd=folder,
-        preexec_fn=lambda: os.sched_setaffinity(0, chosen),
-    )  # fmt: skip
+def train(case: Case, path: str, folder: Path, steps: int) -> tuple[float, float]:
+    """Samples a second once it is warm, and the share of a step that waited for data."""
+    (folder / "recipe.yaml").write_text("name: whole\n")
+    asked = {**settings(path, case.pace), "train.max_steps": steps}
+    command = [sys.executable, "-m", "flatout", "train", "recipe.yaml", "--run", "run", "--fresh", "--json"]
+    for key, value in asked.items():
+        command += ["--set", f"{key}={json.dumps(value)}"]
+    with pinned(set(sorted(os.sched_getaffinity(0))[: case.cores])):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
     with (folder / "run" / "steps.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if int(row["epoch"]) > 0]
-    times = [float(row["time_unix"]) for row in rows]
-    rate = sum(int(row["samples"]) for row in rows[1:]) / (times[-1] - times[0])
-    waited = sum(float(row["data_wait_seconds"]) for row in rows) / sum(float(row["step_seconds"]) for row in rows)
-    return rate, waited
+        rows = list(csv.DictReader(file))
+    start = float(rows[0]["time_unix"]) + WARMING_SECONDS
+    warm = [row for row in rows if float(row["time_unix"]) >= start]
+    seconds = float(warm[-1]["time_unix"]) - float(warm[0]["time_unix"])
+    waited = sum(float(row["data_wait_seconds"]) for row in warm[1:]) / seconds
+    return sum(int(row["samples"]) for row in warm[1:]) / seconds, waited
 
 
-def told_cause(run: Path) -> str:
-    """The verdict of `flatout explain` on the run, in the planner's words."""
+def told_limit(run: Path, waited: float) -> str:
+    """`flatout explain` of the run in the planner's words; a run too short for a verdict spent most of it starting."""
+    if waited < 0.05:
+        return "device"
     command = [sys.executable, "-m", "flatout", "explain", str(run), "--json"]
-    cause = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["cause"]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    causes = [told["cause"], *(finding["id"] for finding in told["findings"])]
+    cause = next((each for each in causes if each.startswith(("data", "compute", "host"))), causes[0])
     return {"compute": "device", "data-fetch": "store"}.get(cause, "decode" if cause.startswith("data") else cause)
 
 
-def measured_store(path: str) -> tuple[float, float]:
-    """Samples a second that 32 readers get, and the reader's own processor seconds of one."""
-    asked = {"data.path": path, "data.view": "train-224", "data.eval_view": "eval-224", "data.batch_size": BATCH}
-    config = load_config({"name": "store"}, asked).config
-    split = open_task(config).dataset.train
-    groups = np.array_split(np.arange(len(split)), max(1, len(split) // 4))
-    began, busy = time.monotonic(), time.process_time()
-    with ThreadPoolExecutor(32) as readers:
-        list(readers.map(split.read, groups))
-    return len(split) / (time.monotonic() - began), (time.process_time() - busy) / len(split)
+def compare(case: Case, here: Here, proxy: FaultProxy, data: Path, folder: Path) -> tuple[float, str, float, str]:
+    proxy.set(case.faults or Faults())
+    told, limit, _ = predicted(case, here)
+    steps = round((WARMING_SECONDS + WATCHED_SECONDS) * told / BATCH)
+    rate, waited = train(case, str(data) if case.faults is None else "s3://bucket/photos", folder, steps)
+    seen = told_limit(folder / "run", waited)
+    print(f"{case}: predicted {told:.0f}/s ({limit}), measured {rate:.0f}/s ({seen}, waited {waited:.0%})", flush=True)
+    return told, limit, rate, seen
 
 
-def predicted(case: Case, samples: Samples) -> tuple[float, str]:
-    machine = Machine("here", "own", case.card, 1, float(case.cores), None, None, None, 1000.0, None, "here", "n/a")
-    feed = feed_of(samples, machine, BATCH, 3, cached=False, host_cores=0.05)
-    device, loading = BATCH / PACES[case.card], BATCH / feed.per_second.value
-    limit = "device" if device >= loading else feed.limit
-    return BATCH / step_seconds(device, 0.0, loading), limit
+def write_copies(folder: Path) -> None:
+    """A few dozen pictures, and copies of them."""
+    write_pictures(folder, PICTURES, 64)
+    originals = sorted(folder.glob("*/*.jpg"))
+    for number in range(COUNT - len(originals)):
+        original = originals[number % len(originals)]
+        original.with_name(f"copy{number}.jpg").write_bytes(original.read_bytes())
 
 
-def samples_for(case: Case, count: int, each: float, costs: object, path: str) -> Samples:
-    samples = Samples(count, 0, each, costs.decode, costs.augment, 0.0, "measured here", "disk")
-    if case.latency is None:
-        return replace(samples, store="nvme")
-    rate, reading = measured_store(path)
-    name = f"s3 {case.latency}"
-    STORES[name] = StoreClass(name, 0.0, float("inf"), rate * each, fetchers=32, remote=True)
-    return replace(samples, store=name, decode_seconds=costs.decode + reading)
-
-
-def run(quick: bool) -> list[tuple[Case, float, str, float, str]]:
-    found, count, epochs = [], 640 if quick else 1536, 2 if quick else 3
+def run(
+    seed: int, count: int, seconds: float, paces: dict[str, float]
+) -> list[tuple[Case, tuple[float, str, float, str]]]:
+    """No further case is begun after so many seconds."""
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         data = work / "s3" / "bucket" / "photos"
         data.mkdir(parents=True)
-        write_copies(data, count)
-        each = statistics.fmean(path.stat().st_size for path in data.glob("*/*.jpg"))
-        with S3Server(work / "s3", cache_seconds=3600) as server, FaultProxy("127.0.0.1", server.port) as proxy:
-            environment = {
-                **os.environ, "AWS_ENDPOINT_URL": proxy.endpoint, "AWS_ACCESS_KEY_ID": server.access_key,
-                "AWS_SECRET_ACCESS_KEY": server.secret_key, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
-                "XDG_CACHE_HOME": str(work / "cache"), "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-            os.environ.update(environment)
-            local = load_config({"name": "local"}, settings(cases(True)[0], str(data), 1)).config
-            costs = measure_costs(local, 0.0)
-            everywhere = os.sched_getaffinity(0)
-            for case in cases(quick):
-                path = str(data) if case.latency is None else "s3://bucket/photos"
-                proxy.set(Faults(latency_seconds=case.latency or 0.0))
-                os.sched_setaffinity(0, pinned(case.cores))
-                told, limit = predicted(case, samples_for(case, count, each, costs, path))
-                os.sched_setaffinity(0, everywhere)
-                rate, waited = train(case, path, work, environment, epochs)
-                seen = "device" if waited < 0.05 else told_cause(work / "run")
-                found.append((case, told, limit, rate, seen))
-                print(f"{case.name}: predicted {told:.0f}/s ({limit}), measured {rate:.0f}/s ({seen})", flush=True)
-    return found
+        write_copies(data)
+        with pinned({max(os.sched_getaffinity(0))}):
+            server = S3Server(work / "s3", cache_seconds=3600)
+            server.__enter__()
+            proxy = FaultProxy("127.0.0.1", server.port).__enter__()
+        with server_stopped(server, proxy):
+            os.environ.update(
+                AWS_ENDPOINT_URL=proxy.endpoint, AWS_ACCESS_KEY_ID=server.access_key, AWS_REGION="us-east-1",
+                AWS_SECRET_ACCESS_KEY=server.secret_key, AWS_ALLOW_HTTP="true", XDG_CACHE_HOME=str(work / "cache"),
+            )  # fmt: skip
+            here = look_around(data)
+            drawn = (draw(seed, number, paces) for number in range(10 * count))
+            clear = [case for case in drawn if predicted(case, here)[2] >= NO_TIE]
+            return [
+                (case, compare(case, here, proxy, data, work))
+                for case in clear[:count]
+                if time.monotonic() - began < seconds
+            ]
 
 
-def write_copies(folder: Path, count: int) -> None:
-    """A few dozen pictures, and as many links to them as there are samples."""
-    write_pictures(folder, Sizes(count, 0, 2, FILE_BYTES, WIDTH, HEIGHT), 64)
-    originals = sorted(folder.glob("*/*.jpg"))
-    for number in range(count - len(originals)):
-        original = originals[number % len(originals)]
-        shutil.copyfile(original, original.with_name(f"copy{number}.jpg"))
+@contextmanager
+def server_stopped(server: S3Server, proxy: FaultProxy):
+    try:
+        yield
+    finally:
+        proxy.__exit__()
+        server.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two combinations, few samples: does it run at all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=13)
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no further case after these")
+    parser.add_argument("--paces", type=Path, default=SHARED / "throughput.csv")
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    if load > 0.5:
-        print(
-            f"load average {load:.1f}: the cores are not idle, and what is measured will be slower than planned",
-            flush=True,
-        )
-    found = run(arguments.quick)
-    errors = [abs(told / rate - 1) for _, told, _, rate, _ in found]
-    right = sum(limit == seen for _, _, limit, _, seen in found)
-    out = ["# Whole plans beside emulated runs", "", "`python benchmarks/planning/whole_plans.py`", ""]
+    found = run(arguments.seed, arguments.cases, arguments.seconds, published_paces(arguments.paces))
+    errors = [abs(told / rate - 1) for _, (told, _, rate, _) in found]
+    right = sum(limit == seen for _, (_, limit, _, seen) in found)
+    out = [
+        "# Whole plans beside emulated runs", "",
+        f"`python benchmarks/planning/whole_plans.py --seed {arguments.seed} --cases {arguments.cases}`", "",
+        "| pace of | images/s | cores | store | epoch predicted | measured | error | limit predicted | seen |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
     out += [
-        "| card | cores | store | predicted/s | limit | measured/s | limit seen | error |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| {case.card} | {case.pace:.0f} | {case.cores} | {case.store} | {COUNT / told:.2f} s | {COUNT / rate:.2f} s | "
+        f"{rate / told - 1:+.1%} | {limit} | {seen} |"
+        for case, (told, limit, rate, seen) in found
     ]
-    out += [
-        f"| {case.name} | {told:.0f} | {limit} | {rate:.0f} | {seen} | {told / rate - 1:+.1%} |"
-        for case, told, limit, rate, seen in found
-    ]
-    out += [
-        "",
-        f"{len(found)} combinations: mean error {statistics.fmean(errors):.1%}, largest {max(errors):.1%}, limit right in {right}.",
-    ]
-    out += [f"Load average before: {load:.1f}."]
+    out += ["", f"{len(found)} combinations: mean error {statistics.fmean(errors):.1%}, largest {max(errors):.1%}, "]
+    out[-1] += f"limit right in {right}. An epoch has {COUNT} pictures. Load average before: {load:.1f}."
     print("\n".join(out))
     if arguments.out:
         arguments.out.write_text("\n".join(out) + "\n")

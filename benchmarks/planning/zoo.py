@@ -13,11 +13,10 @@ from flatout.planning.tracing import Step
 class Attention(nn.Module):
     """Softmax of whole matrices, as it was computed before fused attention: in 16 bits under apex, the scale folded in."""
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.1, relative: bool = False) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.heads, self.dropout, self.relative = heads, dropout, relative
+        self.heads, self.dropout = heads, dropout
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.position = nn.Linear(width, width, bias=False) if relative else None
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         rows, length, width = x.shape
@@ -28,24 +27,20 @@ class Attention(nn.Module):
         query, key, value = split(self.query(x)), split(self.key(memory)), split(self.value(memory))
         query = query / (width // self.heads) ** 0.5
         scores = query @ key.transpose(2, 3)
-        if self.position is not None:  # Transformer-XL: a second product with positions, shifted into place
-            positions = self.position(memory[:1]).view(1, -1, self.heads, width // self.heads).transpose(1, 2)
-            shifted = query @ positions.transpose(2, 3).expand(rows, -1, -1, -1)
-            scores = scores + F.pad(shifted, (1, 0))[..., 1:]
         shares = F.dropout(torch.ops.aten._softmax(scores, -1, False), self.dropout)
         return self.out((shares @ value).transpose(1, 2).reshape(rows, length, width))
 
 
 class Layer(nn.Module):
-    def __init__(self, width: int, heads: int, inner: int, gelu: bool, cross: bool = False, relative: bool = False):
+    def __init__(self, width: int, heads: int, inner: int, gelu: bool, cross: bool = False):
         super().__init__()
-        self.attention = Attention(width, heads, relative=relative)
+        self.attention = Attention(width, heads)
         self.cross = Attention(width, heads) if cross else None
         self.up, self.down, self.gelu = nn.Linear(width, inner), nn.Linear(inner, width), gelu
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3 if cross else 2))
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, encoded: Tensor | None = None) -> Tensor:
-        x = self.norms[0](x + F.dropout(self.attention(x, x if memory is None else torch.cat([memory, x], 1)), 0.1))
+    def forward(self, x: Tensor, encoded: Tensor | None = None) -> Tensor:
+        x = self.norms[0](x + F.dropout(self.attention(x, x), 0.1))
         if self.cross is not None and encoded is not None:
             x = self.norms[2](x + F.dropout(self.cross(x, encoded), 0.1))
         inner = self.up(x)
@@ -76,25 +71,61 @@ class Bert(nn.Module):
         return F.log_softmax(F.linear(F.gelu(self.transform(x[:, : self.masked])), self.words.weight), -1).mean((1, 2))
 
 
+class RelativeLayer(nn.Module):
+    """Transformer-XL's: one product for queries, keys and values of memory and segment, a second score by positions that is
+    padded and shifted into place, a mask, no dropout of shares; autocast computes the softmax in 32 bits."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.joint, self.positions = (nn.Linear(width, parts * width, bias=False) for parts in (3, 1))
+        self.word_bias, self.place_bias = (nn.Parameter(torch.zeros(heads, width // heads)) for _ in range(2))
+        self.out = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x: Tensor, memory: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        _, length, width = x.shape
+        query, key, value = (
+            each.unflatten(2, (self.heads, -1)) for each in self.joint(torch.cat([memory, x], 1)).chunk(3, -1)
+        )
+        query = query[:, -length:]
+        place = self.positions(places).unflatten(1, (self.heads, -1))
+        content = torch.einsum("bihd,bjhd->bhij", query + self.word_bias, key)
+        placed = F.pad(torch.einsum("bihd,jhd->bhij", query + self.place_bias, place), (1, 0))[..., 1:]
+        scores = ((content + placed) / (width // self.heads) ** 0.5).masked_fill(mask, float("-inf"))
+        seen = torch.einsum("bhij,bjhd->bihd", F.softmax(scores, -1).to(value.dtype), value)
+        x = self.norms[0](x + F.dropout(self.out(seen.flatten(2)), 0.1))
+        return self.norms[1](x + F.dropout(self.down(F.dropout(F.relu(self.up(x)), 0.1)), 0.1))
+
+
 class TransformerXl(nn.Module):
-    """An adaptive softmax: every token asks the first 20,000 words, a few ask the others."""
+    """Its adaptive softmax computes the first 20,000 words for every token, then copies each cluster's rows out of that
+    matrix: as many more passes over it forwards, and a matrix of zeros for each cluster backwards."""
 
     def __init__(self, layers: int, width: int, inner: int, divide: int) -> None:
         super().__init__()
         sizes, widths = (20000, 20000, 160000, 67736), [width // divide**number for number in range(4)]
         self.words = nn.ModuleList(nn.Embedding(size, each) for size, each in zip(sizes, widths, strict=True))
         self.joins = nn.ModuleList(nn.Linear(each, width, bias=False) for each in widths)
-        self.layers = nn.ModuleList(Layer(width, width // 64, inner, gelu=False, relative=True) for _ in range(layers))
+        self.layers = nn.ModuleList(RelativeLayer(width, width // 64, inner) for _ in range(layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.dropout(self.joins[0](self.words[0](tokens)), 0.1)
-        memory = x.detach()
+        memory, length = x.detach(), tokens.shape[1]
+        places = F.dropout(torch.zeros(2 * length, x.shape[-1]), 0.1)
+        mask = torch.zeros(length, 2 * length, dtype=torch.bool)
         for layer in self.layers:
-            x = layer(x, memory)
-        loss, flat = 0, x.flatten(0, 1)
-        for words, join, share in zip(self.words, self.joins, (1.0, 0.12, 0.06, 0.02), strict=True):
-            asked = flat[: max(1, int(len(flat) * share))] @ join.weight
-            loss = loss + F.log_softmax(asked @ words.weight.T, -1)[:, 0].mean()
+            x = layer(x, memory, places, mask)
+        loss, flat = 0, F.dropout(x, 0.1).flatten(0, 1)
+        head = F.log_softmax(flat @ self.joins[0].weight @ self.words[0].weight.T, -1)
+        for number, share in enumerate((0.93, 0.03, 0.03, 0.01)):
+            chosen = torch.zeros(max(1, int(len(flat) * share)), dtype=torch.long)
+            found = head.index_select(0, chosen).gather(1, chosen[:, None])
+            if number:
+                asked = flat.index_select(0, chosen) @ self.joins[number].weight @ self.words[number].weight.T
+                found = found + F.log_softmax(asked, -1).gather(1, chosen[:, None])
+            loss = loss + found.mean()
         return loss
 
 
@@ -150,7 +181,7 @@ class TransformerBig(nn.Module):
         for layer in self.encoder:
             x = layer(x)
         for layer in self.decoder:
-            y = layer(y, None, x)
+            y = layer(y, x)
         return F.log_softmax(y @ self.words.weight.T, -1).mean((1, 2))
 
 

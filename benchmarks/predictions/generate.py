@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
     "checkpoint.every_epochs": 100, "cost.usd_per_hour": 1.0, "data.batch_size": 32,
 }  # fmt: skip
 REAL = {"device": "cpu", "data.cache": "memory", "train.epochs": 10, "train.max_steps": 40}
-DATASETS = {"small": (4, 160, 64, 16), "big": (4, 60, 512, 8), "photos": (2, 20, 1600, 2)}
+DATASETS = {"small": (4, 160, 64, 16), "big": (4, 60, 1024, 8), "photos": (2, 20, 1600, 2)}
 """Classes, samples of each, pixels a side, validation samples of each."""
 
 

@@ -1,12 +1,15 @@
-"""What the recorder adds to a step: blocks of bare and of recorded steps, taken in turns in one process.
+"""What the recorder adds to a step: whole processes, bare, recorded and under TraceML, taken in turns.
 
-    python benchmarks/recording/overhead.py --out benchmarks/results
+    python benchmarks/recording/overhead.py --traceml VENV --out benchmarks/results
 
-CPU time of the training thread, which other processes on the machine do not change; the sampler's thread is counted apart.
+And, within one process, the CPU time that the hooks alone take of the training thread. Needs an idle machine.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,14 +27,48 @@ from flatout.recording.ledger import ScriptLedger
 from flatout.recording.lines import LineSampler
 from flatout.recording.patches import Hooks
 
-BLOCK, ROUNDS = 25, 8
+SCRIPT = Path(__file__).with_name("step_script.py")
+FLATOUT = Path(sys.executable).with_name("flatout")
+BLOCK, BLOCKS = 50, 12
+SHAPES = ((64, 4, 8, 4000), (64, 60, 8, 1000), (256, 20, 192, 200))
+"""Width, layers, batch, steps."""
 
 
-def model(width: int, layers: int) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)), nn.Linear(width, 10)
-    )
+def command(mode: str, shape: tuple[int, ...], folder: Path, traceml: Path | None) -> list[str]:
+    named = zip(("--width", "--layers", "--batch", "--steps"), map(str, shape), strict=True)
+    script = [str(SCRIPT), *(word for pair in named for word in pair), "--out", str(folder / "out.json")]
+    if mode == "TraceML":
+        launcher = [str(traceml / "bin/traceml"), "run", script[0], "--logs-dir", str(folder / "logs")]
+        return [*launcher, "--run-name", "it", "--args", "--traceml", *script[1:]]
+    bare = [sys.executable, *script]
+    return bare if mode == "bare" else [str(FLATOUT), "record", "--run", str(folder / "run"), "--", *bare]
+
+
+def one_process(mode: str, shape: tuple[int, ...], traceml: Path | None) -> dict:
+    with tempfile.TemporaryDirectory() as name:
+        folder, environment = Path(name), {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command(mode, shape, folder, traceml), env=environment, capture_output=True, check=True)
+        return json.loads((folder / "out.json").read_text())
+
+
+def processes(rounds: int, traceml: Path | None) -> list[str]:
+    modes = ["bare", "recorded", *(["TraceML"] if traceml else [])]
+    lines = ["| modules | bare step | with | adds (mean of a step) | adds (median) | of the step | weights equal |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        taken = [{mode: one_process(mode, shape, traceml) for mode in modes} for _ in range(rounds)]
+        bare = statistics.median(each["bare"]["mean"] for each in taken)
+        for mode in modes[1:]:
+            added = sorted(each[mode]["mean"] - each["bare"]["mean"] for each in taken)
+            middle = statistics.median(each[mode]["median"] - each["bare"]["median"] for each in taken)
+            equal = all(each[mode]["weights"] == each["bare"]["weights"] for each in taken)
+            lines.append(
+                f"| {taken[0]['bare']['modules']} | {1e3 * bare:.2f} ms | {mode} | "
+                f"{1e6 * statistics.median(added):.0f} µs ({1e6 * added[0]:.0f} to {1e6 * added[-1]:.0f}) | "
+                f"{1e6 * middle:.0f} µs | {100 * statistics.median(added) / bare:.2f} % | {'yes' if equal else 'NO'} |"
+            )
+            print(lines[-1], flush=True)
+    return lines
 
 
 def steps(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
@@ -43,6 +80,33 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) 
     return (time.thread_time() - started) / BLOCK
 
 
+def hooks_alone(width: int, layers: int, batch: int) -> str:
+    """CPU time of the training thread in blocks of bare and hooked steps by turns."""
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(BLOCK * batch, width), torch.randint(0, 10, (BLOCK * batch,))), batch)
+    net = nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)), nn.Linear(width, 10)
+    )
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    added, bare_all = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / FOLDER).mkdir()
+        ledger = ScriptLedger(Path(folder), time.perf_counter())
+        for _ in range(BLOCKS):
+            bare = steps(net, optimizer, loader)
+            hooks = Hooks(ledger)
+            hooks.install()
+            added.append(steps(net, optimizer, loader) - bare)
+            hooks.remove()
+            bare_all.append(bare)
+        ledger.close({"cause": None})
+    middle, bare = statistics.median(added), statistics.median(bare_all)
+    low, _, high = statistics.quantiles(added, n=4)
+    modules = sum(1 for _ in net.modules())
+    spread = f"{1e6 * middle:.0f} µs ({1e6 * low:.0f} to {1e6 * high:.0f})"
+    return f"| {modules} | {1000 * bare:.2f} ms | {spread} | {100 * middle / bare:.2f} % |"
+
+
 def sampler_cpu_seconds() -> float:
     """Of 20 looks: what a second of sampling costs."""
     sampler = LineSampler(threading.get_ident(), lambda: "other")
@@ -52,45 +116,24 @@ def sampler_cpu_seconds() -> float:
     return (time.thread_time() - started) / 2000 * 20
 
 
-def measure(width: int, layers: int, batch: int) -> str:
-    loader = DataLoader(TensorDataset(torch.randn(BLOCK * batch, width), torch.randint(0, 10, (BLOCK * batch,))), batch)
-    nets = [model(width, layers) for _ in range(2)]
-    optimizers = [torch.optim.SGD(net.parameters(), 1e-3) for net in nets]
-    added, bare_all = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / FOLDER).mkdir()
-        ledger = ScriptLedger(Path(folder), time.perf_counter())
-        for _ in range(ROUNDS):
-            bare = steps(nets[0], optimizers[0], loader)
-            hooks = Hooks(ledger)
-            hooks.install()
-            recorded = steps(nets[1], optimizers[1], loader)
-            hooks.remove()
-            added.append(recorded - bare)
-            bare_all.append(bare)
-        ledger.close({"cause": None})
-    equal = all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
-    middle, bare = statistics.median(added), statistics.median(bare_all)
-    low, high = sorted(added)[1], sorted(added)[-2]
-    modules = sum(1 for _ in nets[0].modules())
-    return (
-        f"| {modules} modules, batch {batch} | {1000 * bare:.2f} ms | {1e6 * middle:.0f} µs ({1e6 * low:.0f} to {1e6 * high:.0f}) | "
-        f"{100 * middle / bare:.2f} % | {'yes' if equal else 'NO'} |"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--traceml", type=Path, help="environment with traceml-ai")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [
-        "| model | CPU time of a bare step | the recorder adds | of the step | weights equal |",
-        "|---|---|---|---|---|",
+    lines = ["## Whole processes", "", f"Wall clock, {options.rounds} rounds in turns; least and most in brackets.", ""]
+    lines += processes(options.rounds, options.traceml)
+    lines += ["", "## The hooks alone", "", "CPU time of the training thread; quartiles in brackets.", ""]
+    lines += ["| modules | bare step | hooks add | of the step |", "|---|---|---|---|"]
+    lines += [hooks_alone(*shape[:3]) for shape in SHAPES]
+    lines += [
+        "",
+        f"The sampler takes {1000 * sampler_cpu_seconds():.2f} ms of CPU time a second, in its own thread.",
+        "",
     ]
-    lines += [measure(64, 4, 8), measure(256, 20, 64), measure(256, 20, 256)]
-    note = f"The sampler takes {1000 * sampler_cpu_seconds():.2f} ms of CPU time a second, in a thread of its own."
-    publish("recording-overhead", "What recording adds to a step", "\n".join([*lines, "", note, ""]), options.out)
+    publish("recording-overhead", "What recording adds to a step", "\n".join(lines), options.out)
 
 
 if __name__ == "__main__":

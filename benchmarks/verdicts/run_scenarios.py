@@ -9,6 +9,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import sys
 import time
@@ -38,10 +39,12 @@ def make_datasets(folder: Path) -> None:
 
     sizes = {
         "small": (4, 400, 64, 16),
-        "big": (4, 120, 512, 8),
+        "middle": (4, 120, 512, 8),
+        "big": (4, 120, 1024, 8),
         "long-val": (4, 120, 64, 1200),
         "mismatched": (4, 100, 32, 40),
         "clean": (4, 100, 32, 40),
+        "random": (4, 100, 32, 40),
     }
     for name, (classes, each, side, val) in sizes.items():
         if not (folder / "data" / name).exists():
@@ -49,6 +52,7 @@ def make_datasets(folder: Path) -> None:
                 pass
             os.replace(folder / "data" / f"{name}.new", folder / "data" / name)
     turn_labels(folder / "data" / "mismatched")
+    shuffle_labels(folder / "data" / "random")
 
 
 def turn_labels(folder: Path) -> None:
@@ -61,6 +65,18 @@ def turn_labels(folder: Path) -> None:
     for each, following in zip(classes, [*classes[1:], classes[0]], strict=True):
         each.with_name(f"{each.name}.turning").rename(following)
     (folder / "turned").touch()
+
+
+def shuffle_labels(folder: Path) -> None:
+    """The training images keep their names and get the class of another one."""
+    if (folder / "shuffled").exists():
+        return
+    images = sorted(path for path in (folder / "train").rglob("*") if path.is_file())
+    content = [path.read_bytes() for path in images]
+    random.Random(0).shuffle(content)
+    for path, its in zip(images, content, strict=True):
+        path.write_bytes(its)
+    (folder / "shuffled").touch()
 
 
 def train(scenario: Scenario, path: str, run: str, environment: dict[str, str]) -> None:

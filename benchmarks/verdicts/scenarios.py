@@ -19,7 +19,7 @@ class Scenario:
     says: str = ""
     """A word that its verdict must hold, where the cause's word alone would be too coarse."""
     data: str = "small"
-    """Which dataset: small (64 px), big (512 px), tiny-val, long-val, mismatched."""
+    """Which dataset: small (64 px), middle (512 px), big (1024 px), long-val, mismatched."""
     settings: dict[str, Any] = field(default_factory=dict)
     faults: Faults | None = None
     """Of a store; the dataset is then read from S3."""
@@ -144,20 +144,21 @@ def slow_augment(seconds: float = 0.003) -> None:
 
 
 def slow_reads(delay: Callable[[Any, Any], float]) -> None:
-    """Reading a batch's files takes longer: `delay` of its plan and sample ids, in seconds."""
-    from flatout.data.loading import pools
+    """Reading a batch's files takes longer: `delay` of its plan and the ids of those that no cache has, in seconds."""
+    from flatout.data.loading import pools, prepare
 
-    fetch = pools.fetch
+    fetch = prepare.fetch
 
     def slow(recipe: Any, epoch: int, index: int, cache: Any = None) -> Any:
         started = time.perf_counter()
-        time.sleep(delay(recipe, recipe.ids(epoch, index)))
         fetched = fetch(recipe, epoch, index, cache)
-        fetched.stages.fetch += time.perf_counter() - started
-        fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, time.perf_counter() - started)
+        rows = fetched.cache_rows
+        time.sleep(delay(recipe, fetched.ids if rows is None else fetched.ids[rows >= 0]))
+        fetched.stages.fetch = time.perf_counter() - started
+        fetched.work[0] = type(fetched.work[0])(fetched.work[0].worker, "fetch", started, fetched.stages.fetch)
         return fetched
 
-    pools.fetch = slow
+    pools.fetch = prepare.fetch = slow
 
 
 def slow_disk(seconds: float = 0.002) -> None:
@@ -213,7 +214,7 @@ SCENARIOS = (
     Scenario("workers without room to work ahead", "data-workers", says="ahead", data="big", settings={**QUICK, "data.workers": 2, "data.prefetch": 1}),
     Scenario("slow disk", "data-fetch", says="disk", settings=QUICK, inject=slow_disk),
     Scenario("slow store: latency 300 ms", "data-fetch", settings={**QUICK, "data.stage": "off", "train.max_steps": 30}, faults=Faults(latency_seconds=0.3)),
-    Scenario("slow store: bandwidth 4 MB/s", "data-fetch", data="big", settings={**QUICK, "data.stage": "off", "train.max_steps": 16}, faults=Faults(bytes_per_second=4e6)),
+    Scenario("slow store: bandwidth 4 MB/s", "data-fetch", data="middle", settings={**QUICK, "data.stage": "off", "train.max_steps": 16}, faults=Faults(bytes_per_second=4e6)),
     Scenario("throttling store", "data-fetch", says="throttle", settings={**QUICK, "data.stage": "off", "train.max_steps": 40},
              faults=Faults(rules=[Rule("throttle", share=0.4, objects_only=True)])),
     Scenario("unreliable store", "data-fetch", settings={**QUICK, "data.stage": "off"},

@@ -5,8 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,40 +12,10 @@ from typing import Any
 
 import pytest
 
+from browsing import ATTACK, Dashboard, Visitor, chromium, serving
 from training import DEADLINE_SECONDS, command, installed_command, write_recipe
 
 pytest.importorskip("starlette", reason="the extra web is not installed")
-CHROMIUM = shutil.which("chromium")
-ATTACK = "<script>alert(1)</script>"
-
-
-class Dashboard:
-    """A real server over one folder of runs."""
-
-    def __init__(self, folder: Path) -> None:
-        arguments = [
-            sys.executable,
-            "-c",
-            "from flatout.cli.main import run; run()",
-            "dashboard",
-            str(folder),
-            "--port=0",
-        ]
-        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"(http://\S+)/\?token=(\S+)", line)
-        assert found, line
-        self.address, self.token = found.groups()
-
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(self.address + path, method=method, headers=named)
-        try:
-            with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +33,14 @@ def folder(shapes: Path, uninterrupted: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def dashboard(folder: Path) -> Iterator[Dashboard]:
-    found = Dashboard(folder)
-    yield found
-    found.process.terminate()
-    found.process.wait(DEADLINE_SECONDS)
+    with serving(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
 
 
 def test_rows_say_what_the_runs_are(dashboard: Dashboard) -> None:
@@ -113,51 +85,6 @@ def test_a_wrong_what_if_is_a_sentence(dashboard: Dashboard) -> None:
     assert "Traceback" not in answer
 
 
-# In the browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium (Debian: apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=120_000)
-        yield opened
-        opened.close()
-
-
-class Visitor:
-    """A page and all that it said and asked for."""
-
-    def __init__(self, browser: Any, dashboard: Dashboard, path: str, width: int = 1200, scheme: str = "light") -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page.set_default_timeout(120_000)
-        self.troubles: list[str] = []
-        self.foreign: list[str] = []
-        self.page.on("console", lambda message: self.troubles.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.troubles.append("dialog"), dialog.dismiss()))
-        self.page.on("request", lambda request: self._note(request.url, dashboard.address))
-        self.page.goto(f"{dashboard.address}{path}?token={dashboard.token}")
-
-    def _note(self, url: str, own: str) -> None:
-        if not url.startswith((own, "data:")):
-            self.foreign.append(url)
-
-    def wait_until(self, script: str) -> None:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not self.page.evaluate(script):  # the page's policy forbids the polling of wait_for_function
-            assert time.monotonic() < deadline, script
-
-    def close_quietly(self) -> None:
-        assert self.troubles == []
-        assert self.foreign == []
-        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        self.page.close()
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (380, "dark")])
 def test_the_list_searches_sorts_and_groups(browser: Any, dashboard: Dashboard, width: int, scheme: str) -> None:
     visitor = Visitor(browser, dashboard, "/", width, scheme)
@@ -189,8 +116,10 @@ def test_five_runs_compared(browser: Any, dashboard: Dashboard) -> None:
     page.wait_for_selector("#f-overlay figure")
     page.wait_for_selector("#f-body table")
     assert "5 runs compared" in page.locator("h1").inner_text()
-    page.get_by_role("link", name="by minutes").click()
-    page.wait_for_selector("#f-overlay figure")
+    for axis in ("time", "dollars"):
+        page.get_by_role("link", name=f"by {axis}").click()
+        page.wait_for_selector("#f-overlay section")
+        assert page.locator("nav [aria-current]").inner_text() == f"by {axis}"
     visitor.close_quietly()
 
 
@@ -199,8 +128,10 @@ def test_a_live_run_moves_without_a_reload_stops_and_resumes(
 ) -> None:
     changes = {
         "device": "emulated",
-        "emulated__base_seconds": 0.05,
-        "train__epochs": 400,
+        "emulated__base_seconds": 0.01,
+        "data__workers": 0,
+        "data__cache": "off",
+        "train__epochs": 4000,
         "cost__instance": "g5.xlarge",
     }
     config = write_recipe(folder.parent / "live.yaml", shapes, name="live", **changes)
@@ -225,19 +156,25 @@ def test_a_live_run_moves_without_a_reload_stops_and_resumes(
 
 
 def _watch_and_stop(browser: Any, dashboard: Dashboard, training: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while "0/live" not in dashboard.ask("/api/runs")[1]:
-        assert time.monotonic() < deadline
-        assert training.poll() is None
-    visitor = Visitor(browser, dashboard, "/run/0/live")
+    visitor = Visitor(browser, dashboard, "/")
     page = visitor.page
+    page.evaluate("window.untouched = true")
+    visitor.wait_until("[...document.querySelectorAll('#runs a')].some(a => a.textContent === 'live')")
+    progress = "document.querySelector('#runs progress')?.value"
+    visitor.wait_until(f"{progress} > 0")
+    page.evaluate(f"window.before = {progress}")
+    visitor.wait_until(f"{progress} > window.before")
+    assert page.evaluate("window.untouched")
+    page.get_by_role("link", name="live", exact=True).click()
     page.evaluate("window.untouched = true")
     page.wait_for_selector("#f-curves figure")
     curve = "document.querySelector('#f-curves figure .curve').getAttribute('d')"
-    dollars = "[...document.querySelectorAll('#f-tiles div')].find(d => d.innerText.startsWith('cost'))?.innerText"
-    page.evaluate(f"window.before = [{curve}, {dollars}]")
+    tile = "[...document.querySelectorAll('#f-tiles div')].find(d => d.innerText.startsWith('{}'))?.innerText"
+    seen = [curve, *map(tile.format, ("cost", "waiting for data", "wall clock"))]
+    page.evaluate(f"window.before = [{', '.join(seen)}]")
     page.locator("#f-curves figure .area").first.focus()
-    visitor.wait_until(f"{curve} !== window.before[0] && {dollars} !== window.before[1]")
+    for number, each in enumerate(seen):
+        visitor.wait_until(f"{each} !== window.before[{number}]")
     assert page.evaluate("document.activeElement.classList.contains('area')")
     assert page.evaluate("window.untouched")
     page.wait_for_selector("#f-findings section")
@@ -265,6 +202,24 @@ def test_train_with_a_dashboard_beside_it(shapes: Path, tmp_path: Path) -> None:
     finished = installed_command("train", config, "--dashboard", "--json", cwd=tmp_path)
     assert finished.code == 0, finished.err
     assert json.loads(finished.out)["status"] == "completed"
+
+
+def test_record_with_a_dashboard_beside_it(tmp_path: Path) -> None:
+    """It says its address, answers while the script runs, and ends with it; the script's output is its own."""
+    (tmp_path / "script.py").write_text("import sys; print('ready', flush=True); sys.stdin.readline()\n")
+    recording = subprocess.Popen(
+        [Path(sys.executable).with_name("flatout"), "record", "--dashboard", "--", sys.executable, "script.py"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert recording.stderr is not None
+    line = recording.stderr.readline()
+    found = re.match(r"dashboard: (http://\S+)/\?token=", line)
+    assert found, line
+    with urllib.request.urlopen(f"{found.group(1)}/api/runs", timeout=DEADLINE_SECONDS) as answer:
+        assert answer.status == 200
+    out, _ = recording.communicate("go on\n", timeout=DEADLINE_SECONDS)
+    assert recording.returncode == 0
+    assert out == "ready\n"
 
 
 def test_a_port_in_use_and_a_token_that_others_can_read_are_refused(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -143,7 +143,18 @@ def test_a_damaged_body_is_read_again(images: Bucket, fault_proxy: FaultProxy, k
     fault_proxy.set(Faults(rules=[Rule(kind, first=10, after_bytes=700)]))  # type: ignore[arg-type]
     store = open_bucket(images)
     assert read_all(store) == [contents(name) for name in NAMES]
-    assert store.counters().retries == fault_proxy.counts().hits[kind] == 10
+    assert fault_proxy.counts().hits[kind] == 10
+    if kind != "corrupt":  # an object that is damaged twice is also read in pieces
+        assert store.counters().retries == 10
+
+
+def test_damage_at_the_same_place_every_time_is_never_taken_for_the_object(
+    images: Bucket, fault_proxy: FaultProxy
+) -> None:
+    fault_proxy.rules(Rule("corrupt", after_bytes=700, path_contains="image-3.jpg"))
+    answers = read_all(open_bucket(images))
+    assert isinstance(answers.pop(3), StorageError)
+    assert answers == [contents(name) for name in NAMES if not name.endswith("image-3.jpg")]
 
 
 def test_a_body_cut_in_a_range_is_read_again(images: Bucket, fault_proxy: FaultProxy) -> None:
@@ -162,11 +173,11 @@ def test_an_object_that_is_always_cut_short_is_given_up(images: Bucket, fault_pr
     assert answers == [contents(name) for name in NAMES if not name.endswith("image-3.jpg")]
 
 
-def test_two_equal_readings_outvote_an_etag_that_is_no_md5(images: Bucket, fault_proxy: FaultProxy) -> None:
-    # As with KMS encryption: 32 hex digits that are not the body's MD5. Here the body is altered, always alike.
-    fault_proxy.rules(Rule("corrupt", after_bytes=0))
-    (answer,) = open_bucket(images).read_many([Range(NAMES[0])])
-    assert answer == bytes([contents(NAMES[0])[0] ^ 0xFF]) + contents(NAMES[0])[1:]
+def test_equal_readings_outvote_an_etag_that_is_no_md5(images: Bucket, fault_proxy: FaultProxy) -> None:
+    fault_proxy.rules(Rule("etag"))  # as with KMS encryption: 32 hex digits that are not the body's MD5
+    store = open_bucket(images)
+    assert read_all(store) == [contents(name) for name in NAMES]
+    assert store.counters().failures == 0
 
 
 def test_the_etag_check_can_be_left_out(images: Bucket, fault_proxy: FaultProxy) -> None:

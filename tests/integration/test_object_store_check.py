@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import AccessDenied, ConfigError, ObjectMissing, StorageError, StoreUnreachable
-from flatout.storage import open_store, preflight
+from flatout.storage import object_store, open_store
 from flatout.storage.client import Timeouts
 from flatout.storage.object_store import ObjectStore
 from servers.faults import Rule
@@ -33,9 +33,13 @@ def silent_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_TIMEOUTS", Timeouts(whole_seconds=0.3, stall_seconds=0.3, connect_seconds=0.3))
-    monkeypatch.setattr(preflight, "_TOTAL_SECONDS", 2.0)
-    monkeypatch.setattr(preflight, "_POLICY", preflight.RetryPolicy(deadline_seconds=0.5, throttle_seconds=0.5))
+    monkeypatch.setattr(
+        object_store, "_CHECK_TIMEOUTS", Timeouts(whole_seconds=0.3, stall_seconds=0.3, connect_seconds=0.3)
+    )
+    monkeypatch.setattr(object_store, "_CHECK_SECONDS", 2.0)
+    monkeypatch.setattr(
+        object_store, "_CHECK_POLICY", object_store.RetryPolicy(deadline_seconds=0.5, throttle_seconds=0.5)
+    )
 
 
 def check(url: str, options: dict[str, str]) -> str:
@@ -141,8 +145,8 @@ def test_endpoint_silent(full: Bucket, silent_endpoint: str, short_timeouts: Non
 
 
 def test_waits_end_within_ten_seconds() -> None:
-    longest = preflight._POLICY.deadline_seconds + preflight._TIMEOUTS.whole_seconds
-    assert longest <= preflight._TOTAL_SECONDS < 10
+    longest = object_store._CHECK_POLICY.deadline_seconds + object_store._CHECK_TIMEOUTS.whole_seconds
+    assert longest <= object_store._CHECK_SECONDS < 10
 
 
 def test_a_short_slow_down_does_not_fail_the_check(full: Bucket, fault_proxy: FaultProxy) -> None:

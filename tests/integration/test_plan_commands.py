@@ -16,6 +16,17 @@ RESNET = {
     "model": {"name": "resnet18", "width": 0.25},
     "train": {"epochs": 3},
 }
+PEEKS = """
+from torch import nn
+
+class Peeks(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.out = nn.Linear(3, classes)
+
+    def forward(self, x):
+        return self.out(x.mean((2, 3)) * (2 if x.max().item() > 0 else 1))
+"""
 
 
 @pytest.fixture
@@ -83,13 +94,43 @@ class TestPlan:
             (["--on", "g4dn.xlage", "--data", "tiny-imagenet"], "g4dn.xlarge"),
             (["--gpu", "T4"], "--samples"),
             (["--gpu", "T4", "--data", "tiny-imagenet", "--store", "tape"], "nvme"),
+            (["--gpu", "T4", "--samples", "9", "--sample-bytes", "0"], "--sample-bytes"),
+            (["--on", "mine", "--data", "tiny-imagenet", "--set", "cost.prices=mine.yaml"], "no figures of FooCard"),
+            (
+                [
+                    "--gpu",
+                    "T4",
+                    "--data",
+                    "tiny-imagenet",
+                    "--set",
+                    "model.name=./peeks.py:Peeks",
+                    "--set",
+                    "model.width=1",
+                ],
+                "values of its tensors",
+            ),
         ],
     )
     def test_a_mistake_is_one_line(self, planned: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+        prices = {"dated": "2026-01-01", "instances": {"mine": {"usd_per_hour": 1.0, "gpu": "FooCard", "gpus": 1}}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(prices))
+        (tmp_path / "peeks.py").write_text(PEEKS)
         done = command("plan", planned, *arguments, cwd=tmp_path)
         assert done.code == 2
         assert len(done.err.strip().splitlines()) == 1
         assert said in done.err
+
+    def test_a_stem_for_small_images_is_said_at_224_pixels(self, planned: Path, tmp_path: Path) -> None:
+        large = ("--set", "data.view=train-224", "--set", "data.eval_view=eval-224")
+        assert any("model.stem=standard" in note for note in plan(planned, tmp_path, "--gpu", "T4", *large)["notes"])
+        assert plan(planned, tmp_path, "--gpu", "T4")["notes"] == []
+
+    def test_an_accuracy_takes_its_epochs_from_a_run(self, uninterrupted: Path) -> None:
+        from flatout.commands.plan import epochs_to
+
+        assert epochs_to(0.0, uninterrupted)[0] == 1
+        assert epochs_to(200.0, uninterrupted)[0] is None
+        assert "--measured" in epochs_to(76.0, None)[1]
 
     def test_an_impossible_limit_has_no_best(self, planned: Path, tmp_path: Path) -> None:
         told = plan(planned, tmp_path, "--on", "g5.xlarge", "--deadline", "1s", "--max-usd", "0.0001")

@@ -7,6 +7,7 @@ the control path on the same port; see servers/proxy_client.py for the object te
 import argparse
 import asyncio
 import json
+import re
 import sys
 import time
 from typing import cast
@@ -158,7 +159,10 @@ class ClientSide(asyncio.Protocol):
         if rule is not None and rule.kind == "corrupt" and before <= rule.after_bytes < self.passed_bytes:
             at = rule.after_bytes - before
             body = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
-        cut = rule is not None and rule.kind != "corrupt" and self.passed_bytes > rule.after_bytes
+        if rule is not None and rule.kind == "etag":
+            head = re.sub(rb'(?i)(etag: ")[0-9a-f]{32}', rb"\g<1>" + b"0" * 32, head)
+        whole = rule is None or rule.kind in ("corrupt", "etag")
+        cut = not whole and self.passed_bytes > rule.after_bytes
         self.transport.write(head + (body[: rule.after_bytes - before] if cut and rule else body))
         if cut:
             self._break_off(cast(Rule, rule))

@@ -5,7 +5,7 @@ import random
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["throttle", "answer", "truncate", "disconnect", "stall", "corrupt"]
+Kind = Literal["throttle", "answer", "truncate", "disconnect", "stall", "corrupt", "etag"]
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Rule:
     objects_only: bool = False
     """Leave listings alone: their path has a query."""
     after_bytes: int = 0
-    """truncate, disconnect, stall, corrupt: how much of the body passes first."""
+    """truncate, disconnect, stall, corrupt: how much of the body passes first. (etag: another MD5 in the header.)"""
     status: int = 503
     """answer: the status line's code."""
     body: str = ""

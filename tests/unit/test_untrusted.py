@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flatout import untrusted
 from flatout.errors import BadFile
@@ -121,3 +124,22 @@ def test_a_wrong_type_is_named_with_its_place() -> None:
         with pytest.raises(BadFile) as caught:
             check_shape(values, shape, "summary.json")
         assert said in str(caught.value)
+
+
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**12), 10**12)
+    | st.floats(allow_nan=False, allow_infinity=False, width=32)
+    | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_VALUES)
+def test_both_loaders_of_yaml_read_the_same(values: object) -> None:
+    for flow in (True, False):
+        text = yaml.safe_dump(values, default_flow_style=flow, allow_unicode=True)
+        assert parse_yaml(text, "") == yaml.safe_load(text)

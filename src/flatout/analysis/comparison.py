@@ -9,6 +9,7 @@ from flatout.analysis.comparability import Side, find_caveats
 from flatout.analysis.scaling import Scaling, epoch_usd, scaling
 from flatout.analysis.values import flattened, nested
 from flatout.config.tasks import metric_named
+from flatout.html_view import html_of
 from flatout.runs import Run
 from flatout.untrusted import number
 
@@ -54,6 +55,7 @@ class Comparison:
     parts: Mapping[str, tuple[float | None, ...]]
     epoch_parts: Mapping[str, tuple[float | None, ...]]
     scaling: tuple[Scaling, ...]
+    _repr_html_ = html_of
 
     def to_dict(self) -> dict[str, Any]:
         figures = [

@@ -46,6 +46,13 @@ class SuiteRow:
         return sorted(means, key=lambda each: -abs(each[1]))
 
 
+def row_from_json(values: Mapping[str, Any]) -> SuiteRow:
+    """As `reports/suite_table.py` writes it; KeyError, TypeError or AttributeError where it is something else."""
+    listed = {str(title): list(each) for title, each in values["values"].items()}
+    epochs = [MeanEpoch(**each) for each in values["epochs"]]
+    return SuiteRow(str(values["name"]), listed, epochs, [*map(str, values["causes"])], str(values["comments"]))
+
+
 def suite_rows(outcomes: Sequence[ExperimentOutcome], columns: Sequence[str]) -> list[SuiteRow]:
     """In the order of the suite; the repeats of an experiment are one row. `columns` are dotted keys of summary or
     configuration that the suite asks for besides the usual ones."""

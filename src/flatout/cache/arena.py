@@ -8,7 +8,6 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -17,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import NoSpace
+from flatout.machine.files import OpenFile, read_text
 from flatout.units import format_bytes
 
 _ROW = np.dtype([("end", "<i8"), ("height", "<i4"), ("width", "<i4")])
 """`end` is 0 for a row that is not there, and negative while it is being written."""
 _LAYOUT = "RGB, or planes where the width is below 0"  # of another one nothing is used again
 Samples = TypeVar("Samples", int, NDArray[np.int64])
-Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], "PixelFile | None"]
+Shared = tuple[memoryview, NDArray[np.int64], NDArray[np.int64], OpenFile | None]
 
 
 class Arena:
@@ -39,12 +39,12 @@ class Arena:
         rows: int,
         pixels: memoryview,
         index: NDArray[np.void],
-        file: "PixelFile | None" = None,
+        file: OpenFile | None = None,
         lock: int | None = None,
     ) -> None:
         self.capacity_bytes = len(pixels)
         self.rows = rows
-        self._pixels = pixels
+        self.pixels = pixels  # of all rows, in the order in which they were written
         self._file = file
         self._index = index
         index["end"][index["end"] < 0] = 0  # a process was killed while it wrote these
@@ -60,12 +60,7 @@ class Arena:
     @property
     def shared(self) -> Shared:
         """Pixels, index, bytes used and the file of the pixels, for native/arena.c."""
-        return self._pixels, self._words, self._used, self._file
-
-    @property
-    def pixels(self) -> memoryview:
-        """Of all rows, in the order in which they were written."""
-        return self._pixels
+        return self.pixels, self._words, self._used, self._file
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
         """Where the pixels of each row begin, how many bytes they are, height and width; all 0 where it is not here. A
@@ -85,7 +80,7 @@ class Arena:
                 return False
             self._index["end"][row] = -1  # another thread must not take room for the same row
             self._used[0] = end
-        self._pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
+        self.pixels[end - pixels.nbytes : end] = np.ascontiguousarray(pixels).reshape(-1).data
         self._index["height"][row], self._index["width"][row] = height, width
         self._index["end"][row] = end  # last: from here on it is found
         return True
@@ -114,20 +109,6 @@ def whole_blocks(samples: Samples) -> Samples:
     return (samples + 7) // 8 * 8
 
 
-class PixelFile:
-    """A file that is closed by the garbage collector: a thread that still writes must not hit a reused descriptor."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at exit
-        if hasattr(self, "_fd"):
-            close(self._fd)
-
-
 def memory_arena(rows: int, capacity_bytes: int, huge_pages: bool = True) -> Arena:
     """Anonymous memory; pages are taken as they are filled. Without huge pages, that costs the same every time."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # Python's default, MAP_SHARED, costs 50 % more per page
@@ -148,7 +129,7 @@ def disk_arena(folder: Path, rows: int, capacity_bytes: int) -> Arena:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _drop_unless_usable(folder, index_bytes, pixel_bytes)
         index_map, pixels = _mapped(folder / "index", index_bytes), _mapped(folder / "pixels", pixel_bytes)
-        file = PixelFile(folder / "pixels")
+        file = OpenFile(folder / "pixels", os.O_RDWR)
     except BlockingIOError:
         assert lock is not None
         os.close(lock)
@@ -195,7 +176,4 @@ def _remove(folder: Path) -> None:
 
 
 def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"
+    return (read_text("/proc/sys/kernel/random/boot_id") or "unknown").strip()

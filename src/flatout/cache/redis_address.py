@@ -3,11 +3,11 @@
 import os
 import re
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from flatout.errors import ConfigError
+from flatout.machine.net import is_local
 
 PASSWORD_VARIABLE = "FLATOUT_REDIS_PASSWORD"  # noqa: S105 (its name)
 _SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
@@ -31,14 +31,6 @@ class RedisAddress:
     password: str | None = field(default=None, repr=False)
     ca: Path | None = None
     """Authority that has signed the server's certificate; None is those of the system."""
-
-
-def is_local(host: str) -> bool:
-    """Whether it is a loopback address. Of names only localhost is trusted to be one."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def parse_redis(url: str, password: str | None = None, ca: Path | None = None) -> RedisAddress:

@@ -19,8 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flatout.cache.redis_address import RedisAddress, is_local
+from flatout.cache.redis_address import RedisAddress
 from flatout.errors import BadBundle, ConfigError
+from flatout.machine.net import is_local
 
 _DEADLINE_SECONDS = 10.0
 _LEAST_BYTES_PER_SECOND = 4e6  # extends the deadline of large values

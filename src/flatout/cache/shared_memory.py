@@ -139,14 +139,6 @@ def _is_usable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def free_bytes(root: Path) -> int:
-    """Free space of the file system of `root`, or of its nearest parent that exists."""
-    while not root.exists():
-        root = root.parent
-    found = os.statvfs(root)
-    return found.f_bavail * found.f_frsize
-
-
 def private_folder(folder: Path) -> Path:
     """Make the folder if it is not there; NoSpace unless it belongs to this user and to nobody else."""
     with suppress(FileExistsError):

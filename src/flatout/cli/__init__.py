@@ -1,38 +1,11 @@
 """One file per command, no logic."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 
 def register() -> None:
-    """Importing a command's file adds it to the command line."""
-    from flatout.cli import (  # noqa: F401
-        bench,
-        classify,
-        compare,
-        config,
-        dashboard,
-        data,
-        demo,
-        doctor,
-        evaluate,
-        explain,
-        export,
-        fit,
-        import_log,
-        init,
-        lr_find,
-        pack,
-        plan,
-        predict,
-        prices,
-        probe,
-        recipes,
-        record,
-        report,
-        runs,
-        serve,
-        simulate,
-        suite,
-        sweep,
-        train,
-        translate,
-        tune,
-    )
+    """Importing a command's file adds it to the command line: all of them, by name."""
+    for module in iter_modules(__path__):
+        if module.name != "main":
+            import_module(f"{__name__}.{module.name}")

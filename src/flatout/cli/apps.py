@@ -1,8 +1,15 @@
-"""The command line and its groups, to which each command adds itself. What a command needs it imports when it runs."""
+"""The command line and its groups, to which each command adds itself; options that several commands share; answers.
+What a command needs it imports when it runs."""
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+Answer = TypeVar("Answer")
 
 app = typer.Typer(
     name="flatout",
@@ -38,3 +45,36 @@ def options(
     ] = False,
 ) -> None:
     """Train image classifiers flat out, and know where every second and every dollar went."""
+
+
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="Recipe: a YAML file, or a name that flatout recipes lists.")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value, e.g. --set train.epochs=3.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines instead of text.")]
+LayoutOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="folders, imagenet, table, webdataset, parquet, mds, or auto: found by the files' names."
+    ),
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column that is the class, where it is not called label.")
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, e.g. runs/demo.")]
+
+
+def print_json(values: Any) -> None:
+    sys.stdout.write(json.dumps(values, indent=2, default=str) + "\n")
+
+
+def print_answer(values: Answer, as_json: bool, show: Callable[[Answer], object] | str) -> None:
+    """For machines as JSON; for people by `show`, or as the text that it is."""
+    if as_json:
+        print_json(values)
+    elif isinstance(show, str):
+        typer.echo(show)
+    else:
+        show(values)

@@ -2,14 +2,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import bench_app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
-
-
-@bench_app.callback()
-def group() -> None:
-    """Measure this machine."""
+from flatout.cli.apps import Json, bench_app, print_answer
 
 
 @bench_app.command()
@@ -39,7 +32,4 @@ def loader(
     from flatout.commands.bench_loader import bench_loader, print_bench
 
     result = bench_loader(path, view, batch_size, workers, seconds, quiet=as_json)
-    if as_json:
-        print_json(result)
-    else:
-        print_bench(result)
+    print_answer(result, as_json, print_bench)

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
+from flatout.cli.apps import RunPath, app
 from flatout.cli.evaluate import Checkpoint, Device
-from flatout.cli.options import RunPath
 
 
 @app.command()

@@ -1,11 +1,4 @@
-from flatout.cli.apps import config_app
-from flatout.cli.options import Assignments, ConfigPath, Json
-from flatout.cli.output import print_json
-
-
-@config_app.callback()
-def group() -> None:
-    """Look at configurations."""
+from flatout.cli.apps import Assignments, ConfigPath, Json, config_app, print_answer
 
 
 @config_app.command()
@@ -14,7 +7,4 @@ def show(config: ConfigPath, assignments: Assignments = None, as_json: Json = Fa
     from flatout.commands.show import print_config, show_config
 
     keys = show_config(config, assignments or [])
-    if as_json:
-        print_json(keys)
-    else:
-        print_config(keys)
+    print_answer(keys, as_json, print_config)

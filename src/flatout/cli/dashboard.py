@@ -22,8 +22,7 @@ def dashboard(
         list[str] | None, typer.Option(metavar="NAME", help="Another name this machine is asked for by (repeat).")
     ] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep the token in this file (default: a new one)."),
+        Path | None, typer.Option(metavar="FILE", help="Keep the token in this file (default: a new one).")
     ] = None,
 ) -> None:
     """Look at runs in the browser while they go on: curves, waits, dollars, findings; stop one with a checkpoint.

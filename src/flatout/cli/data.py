@@ -3,14 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import data_app
-from flatout.cli.options import Json, LabelColumn, LayoutOption
-from flatout.cli.output import print_json
-
-
-@data_app.callback()
-def group() -> None:
-    """Look at, make and pack datasets."""
+from flatout.cli.apps import Json, LabelColumn, LayoutOption, data_app, print_answer
 
 
 @data_app.command()
@@ -39,20 +32,12 @@ def audit(
     from flatout.commands.audit import audit_data, print_audit
 
     result = audit_data(path, html, limit, quiet=as_json, layout=layout, label_column=label_column)
-    if as_json:
-        print_json(result)
-    else:
-        print_audit(result)
+    print_answer(result, as_json, print_audit)
     raise typer.Exit(1 if result["problems"] else 0)
 
 
 make_app = typer.Typer(help="Synthesise datasets.", no_args_is_help=True)
 data_app.add_typer(make_app, name="make")
-
-
-@make_app.callback()
-def make_group() -> None:
-    """Synthesise datasets."""
 
 
 @make_app.command()
@@ -71,7 +56,4 @@ def shapes(
     from flatout.commands.make_data import make_shapes_dataset
 
     made = make_shapes_dataset(folder, classes, samples_per_class, size, val_per_class, seed, quiet=as_json)
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"{made['samples']} images of {classes} classes in {folder}")
+    print_answer(made, as_json, f"{made['samples']} images of {classes} classes in {folder}")

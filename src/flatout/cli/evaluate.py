@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json, RunPath
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, RunPath, app, print_answer
 
 Checkpoint = Annotated[
     str, typer.Option(metavar="best|last|FILE", help="Which weights: by checkpoint.metric, the newest, or a file.")
@@ -26,6 +24,9 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where the page goes (default RUN/evaluation.html).")
     ] = None,
+    tta: Annotated[
+        bool, typer.Option("--tta", help="Also with test-time augmentation, 2 and 10 looks: figures of their own.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a trained run: top-1 and top-5, classes, confusions, calibration, the worst samples; BLEU and chrF.
@@ -38,10 +39,7 @@ def evaluate(
     from flatout.commands.evaluate import PAGE, print_evaluation
     from flatout.commands.evaluate import evaluate as evaluate_run
 
-    result = evaluate_run(run, data, checkpoint, view, device, ranks, out or run / PAGE, quiet=as_json)
+    result = evaluate_run(run, data, checkpoint, view, device, ranks, out or run / PAGE, as_json, tta)
     if not result:  # one of several ranks; rank 0 prints
         return
-    if as_json:
-        print_json(result)
-    else:
-        print_evaluation(result)
+    print_answer(result, as_json, print_evaluation)

@@ -3,17 +3,14 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json, RunPath
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, RunPath, app, print_json
 
 
 @app.command()
 def explain(
     run: RunPath,
     fix: Annotated[
-        Path | None,
-        typer.Option("--fix", metavar="RECIPE", help="Write a new recipe with the fixes; nothing is run."),
+        Path | None, typer.Option("--fix", metavar="RECIPE", help="Write a new recipe with the fixes; nothing is run.")
     ] = None,
     as_json: Json = False,
 ) -> None:

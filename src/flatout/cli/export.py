@@ -4,10 +4,8 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
+from flatout.cli.apps import Json, RunPath, app, print_json
 from flatout.cli.evaluate import Checkpoint
-from flatout.cli.options import Json, RunPath
-from flatout.cli.output import print_json
 
 
 class ExportFormat(StrEnum):

@@ -2,9 +2,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, ConfigPath, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, ConfigPath, Json, app, print_answer
 
 
 @app.command()
@@ -26,7 +24,4 @@ def fit(
 
     names = [each.strip() for each in (gpu or "").split(",") if each.strip()]
     found = fit_recipe(recipe, parse_assignments(assignments or []), names)
-    if as_json:
-        print_json(found)
-    else:
-        print_fit(found)
+    print_answer(found, as_json, print_fit)

@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, app, print_json
 
 
 @app.command(name="import")
@@ -17,8 +15,7 @@ def import_log(
         ),
     ],
     run: Annotated[
-        Path | None,
-        typer.Option("--run", metavar="DIR", help="Run directory to make (default runs/<log's name>)."),
+        Path | None, typer.Option("--run", metavar="DIR", help="Run directory to make (default runs/<log's name>).")
     ] = None,
     as_json: Json = False,
 ) -> None:

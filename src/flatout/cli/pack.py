@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import data_app
-from flatout.cli.options import Json, LabelColumn, LayoutOption
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, LabelColumn, LayoutOption, data_app, print_answer
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="A dataset of any layout: docs/data-layouts.md.")]
 Target = Annotated[Path, typer.Argument(metavar="DST", help="Folder to write to.")]
@@ -31,10 +29,7 @@ def pack(
 
     options = PackOptions.checked(mode, short_side, quality, shard_mb * 10**6)
     result = pack_dataset(source, target, options, as_json, layout, label_column)
-    if as_json:
-        print_json(result)
-    else:
-        typer.echo(f"packed {result['samples']:,} samples into {target}")
+    print_answer(result, as_json, f"packed {result['samples']:,} samples into {target}")
 
 
 @data_app.command()
@@ -56,10 +51,7 @@ def export(
     from flatout.commands.export_data import export_dataset
 
     result = export_dataset(source, target, to, shard_mb * 10**6, as_json, layout, label_column)
-    if as_json:
-        print_json(result)
-    else:
-        typer.echo(f"wrote {result['samples']:,} samples in {result['shards']} shards under {target}")
+    print_answer(result, as_json, f"wrote {result['samples']:,} samples in {result['shards']} shards under {target}")
 
 
 @data_app.command()
@@ -68,10 +60,7 @@ def unpack(source: Source, target: Target, as_json: Json = False) -> None:
     from flatout.commands.pack import unpack_dataset
 
     result = unpack_dataset(source, target, quiet=as_json)
-    if as_json:
-        print_json(result)
-    else:
-        typer.echo(f"wrote {result['samples']:,} files under {target}")
+    print_answer(result, as_json, f"wrote {result['samples']:,} files under {target}")
 
 
 @data_app.command()
@@ -86,7 +75,4 @@ def stage(
     from flatout.commands.pack import stage_dataset
 
     result = stage_dataset(source, target, classes, samples_per_class, quiet=as_json)
-    if as_json:
-        print_json(result)
-    else:
-        typer.echo(result["advice"])
+    print_answer(result, as_json, result["advice"])

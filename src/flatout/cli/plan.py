@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, Json, app, print_answer, print_json
 
 
 @app.command()
@@ -19,14 +17,16 @@ def plan(
         str | None, typer.Option("--on", help="Only these machines, e.g. g4dn.xlarge,g5.xlarge.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Cards at home, e.g. T4,A10G (names of flatout prices show --cards).")
+        str | None, typer.Option(help="Cards at home, e.g. T4,4xA10G (names of flatout prices show --cards).")
     ] = None,
     max_usd: Annotated[float | None, typer.Option(min=0, help="Most dollars of the whole run.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Longest time of the whole run, e.g. 6h.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines at once.")] = 1,
     store: Annotated[str | None, typer.Option(help="Where the data will lie: nvme, disk or s3.")] = None,
     measured: Annotated[Path | None, typer.Option(help="A run or probe of this model on any card: calibrates.")] = None,
-    accuracy: Annotated[float | None, typer.Option(help="Not predicted: epochs are the recipe's.")] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Plan the epochs in which the run of --measured got there.")
+    ] = None,
     emit: Annotated[Path | None, typer.Option(help="Folder to write recipe and start files to.")] = None,
     choose: Annotated[str | None, typer.Option(help="Option to write files for; default the cheapest.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write one page with the frontier as a plot.")] = None,
@@ -50,10 +50,7 @@ def plan(
 
     if score:
         scores = score_plans(runs)
-        if as_json:
-            print_json(scores)
-        else:
-            print_scores(scores)
+        print_answer(scores, as_json, print_scores)
         return
     if recipe is None:
         raise typer.BadParameter("say which recipe, for example: flatout plan recipes/demo.yaml --gpu T4")

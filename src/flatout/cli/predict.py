@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, app, print_json
 
 
 @app.command()
@@ -36,12 +34,7 @@ def predict(
     Examples:  flatout predict runs/demo --if data.workers=4 --if data.workers=4,data.batch_size=128
                flatout predict --score
     """
-    from flatout.commands.predict import (
-        parse_alternatives,
-        predict_changes,
-        print_predictions,
-        print_scores,
-    )
+    from flatout.commands.predict import parse_alternatives, predict_changes, print_predictions, print_scores
     from flatout.commands.scoring import score_predictions
 
     if score:

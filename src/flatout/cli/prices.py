@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, app, print_answer, print_json
 
 prices_app = typer.Typer(help="Machines and prices that plans use.", no_args_is_help=True)
 app.add_typer(prices_app, name="prices")
@@ -40,7 +38,4 @@ def import_(
     from flatout.commands.prices import import_catalogue, print_imported
 
     told = import_catalogue(file, out, date.today())
-    if as_json:
-        print_json(told)
-    else:
-        print_imported(told)
+    print_answer(told, as_json, print_imported)

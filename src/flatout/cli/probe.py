@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, ConfigPath, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, ConfigPath, Json, app, print_json
 
 
 @app.command()
@@ -38,13 +36,6 @@ def probe(
         told = {"directory": str(found.directory), "residual": found.residual, "seconds": found.seconds}
         print_json({**told, "calibration": found.calibration.to_dict()})
         return
-    calibrated = found.calibration
-    device = calibrated.device
-    typer.echo(f"device   {1e3 * device.base_seconds:.2f} ms + {1e6 * device.seconds_per_sample:.1f} us a sample")
-    work = calibrated.decode_seconds + calibrated.augment_seconds
-    typer.echo(
-        f"loading  {1e6 * calibrated.fetch_seconds:.0f} us fetch + {1e6 * work:.0f} us work a sample on one core"
-    )
-    typer.echo(f"all cores at once are each {100 * calibrated.contention:.0f} % slower")
-    typer.echo(f"the model misses real steps by {100 * found.residual:+.1f} %")
-    typer.echo(f"{found.directory / 'probe.json'} in {found.seconds:.0f} s")
+    for line in found.lines():
+        typer.echo(line)
+    typer.echo(f"{found.directory / 'probe.json'} in {found.seconds:.0f} s; flatout predict {found.directory} --if ...")

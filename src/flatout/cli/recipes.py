@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import recipes_app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, print_answer, recipes_app
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that `flatout recipes` lists.")]
 
@@ -23,10 +21,7 @@ def recipes(context: typer.Context, as_json: Json = False) -> None:
     from flatout.commands.recipes import list_recipes, print_recipes
 
     rows = list_recipes()
-    if as_json:
-        print_json(rows)
-    else:
-        print_recipes(rows)
+    print_answer(rows, as_json, print_recipes)
 
 
 @recipes_app.command()

@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, app, print_json
 
 
 @app.command(
@@ -25,6 +23,9 @@ def record(
         str | None, typer.Option("--instance", metavar="NAME", help="What is paid for, as in flatout prices show.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Not a word on stderr at the end.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Look at it in the browser meanwhile; the address is printed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The ledger of any PyTorch script, unchanged: where every second and every dollar of it went.
@@ -40,6 +41,10 @@ def record(
     from flatout.commands.record import leave_as_the_command, say_recorded
     from flatout.commands.record import record as record_command
 
+    if dashboard:
+        from flatout.web.server import start_beside
+
+        start_beside(Path("runs") if run is None else run.parent)
     recorded, code = record_command(command or [], run, name, instance)
     if as_json:
         print_json(recorded.summary)

@@ -3,17 +3,14 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json, RunPath
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, RunPath, app, print_json
 
 
 @app.command()
 def report(
     run: RunPath,
     html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write the page to FILE instead of RUN/report.html."),
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the page to FILE instead of RUN/report.html.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for pasting.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Write RUN/trace.json, which opens in Perfetto.")] = False,

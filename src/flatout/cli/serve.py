@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, app, print_answer
 
 
 class Eviction(StrEnum):
@@ -100,10 +98,7 @@ def serve(
         usd_per_hour,
     )
     values = run_service(chosen, as_json)
-    if as_json:
-        print_json(values)
-    else:
-        print_look(values)
+    print_answer(values, as_json, print_look)
 
 
 @app.command()
@@ -120,7 +115,4 @@ def cache(
     from flatout.commands.serve import look, print_look
 
     values = look(what)
-    if as_json:
-        print_json(values)
-    else:
-        print_look(values)
+    print_answer(values, as_json, print_look)

@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Json, app, print_answer
 
 
 @app.command()
@@ -27,9 +25,6 @@ def simulate(
     from flatout.commands.simulate import simulate as run_simulation
 
     values = run_simulation(file)
-    if as_json:
-        print_json(values)
-    else:
-        print_simulation(values)
+    print_answer(values, as_json, print_simulation)
     if values.get("different"):
         raise typer.Exit(1)

@@ -3,9 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, Json, app, print_json
 
 
 @app.command()

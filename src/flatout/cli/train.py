@@ -5,9 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, ConfigPath, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, ConfigPath, Json, app, print_json
 from flatout.machine.available_memory import require_start
 from flatout.machine.lasting_output import leave
 

@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import app
-from flatout.cli.options import Assignments, ConfigPath, Json
-from flatout.cli.output import print_json
+from flatout.cli.apps import Assignments, ConfigPath, Json, app, print_json
 
 
 @app.command()

@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from flatout.analysis.comparability import Side, unique_labels
-from flatout.analysis.comparison import Comparison, compare
+from flatout.analysis.comparison import Comparison
+from flatout.analysis.comparison import compare as compare_sides
 from flatout.analysis.mean_epoch import mean_epoch
 from flatout.analysis.values import flattened
 from flatout.config.loading import flat, load_config
@@ -16,6 +17,11 @@ from flatout.reports.compare_page import comparison_page
 from flatout.reports.compare_text import render_comparison
 from flatout.runs import Run, read_run
 from flatout.runs.directory import write_text
+
+
+def compare(*runs: Run | str | Path) -> Comparison:
+    """Runs side by side, differences first; the first is what the others are compared with."""
+    return compare_runs([run.directory if isinstance(run, Run) else Path(run) for run in runs])
 
 
 def compare_runs(paths: Sequence[Path], html: Path | None = None) -> Comparison:
@@ -27,7 +33,7 @@ def compare_runs(paths: Sequence[Path], html: Path | None = None) -> Comparison:
         if resolved.count(real) > 1:
             raise RunDirectoryError(f"{path} is given twice; a run is not compared with itself")
     sides = read_sides(paths)
-    found = compare(sides)
+    found = compare_sides(sides)
     if html is not None:
         _write(html, comparison_page(found, sides))
     return found

@@ -24,6 +24,7 @@ from flatout.trained.evaluation import Evaluated, evaluate_trained
 from flatout.trained.opening import BEST, TrainedRun, open_trained, read_trained_config, require_run
 from flatout.trained.other_data import with_other_data
 from flatout.trained.scores import SampleAnswers, calibration, confusion_matrix, per_class, top_confusions, worst_first
+from flatout.trained.several_looks import LOOKS
 from flatout.training.display import Display
 from flatout.training.launching import launch_ranks
 
@@ -41,12 +42,14 @@ def evaluate(
     ranks: int = 1,
     out: str | Path | None = None,
     quiet: bool = True,
+    tta: bool = False,
 ) -> dict[str, Any]:
     """Figures of a trained run as plain values: metrics, per class, confusion matrix, calibration, the worst samples.
 
     `data` is another dataset (its validation split, or all of it); `checkpoint` is best, last or a file; `view`
     another view than the run's eval_view. `ranks` processes share the batches, as they do in training; under torchrun
-    its ranks do, and all but rank 0 return an empty dict. `out` is a page (.html) to write.
+    its ranks do, and all but rank 0 return an empty dict. `out` is a page (.html) to write. `tta` adds figures of
+    test-time augmentation, under `several_looks`.
     """
     folder = run.directory if isinstance(run, Run) else Path(run)
     page = None if out is None else Path(out)
@@ -59,6 +62,7 @@ def evaluate(
         "checkpoint": str(checkpoint),
         "view": view,
         "device": device,
+        "tta": tta,
     }
     place = find_place(os.environ)
     launches = place is None and ranks > 1
@@ -121,7 +125,10 @@ def _evaluated(wanted: Mapping[str, Any], quiet: bool, ranks: Any) -> dict[str, 
     with Display(quiet) as display:
         display.begin("evaluating", 0, total)
         found = evaluate_trained(
-            trained, ranks, lambda done: display.advance("evaluating", min(total, done * count), total, "samples")
+            trained,
+            ranks,
+            lambda done: display.advance("evaluating", min(total, done * count), total, "samples"),
+            tuple(LOOKS) if wanted["tta"] else (),
         )
     return described(trained, found, wanted, count) if rank == 0 else {}
 
@@ -170,12 +177,13 @@ def described(trained: TrainedRun, found: Evaluated, wanted: Mapping[str, Any], 
         "samples": found.samples,
         "left_out": [vars(each) for each in found.failures.values()],
         "metrics": found.metrics,
+        "several_looks": found.several_looks,
         "training_said": said,
         "as_training_said": None if said is None else {name: found.metrics.get(name) for name in said} == dict(said),
         "seconds": found.seconds,
         "samples_per_second": found.samples / found.seconds if found.seconds else None,
         "ranks": ranks,
-        "averaged_weights": trained.learner.ema is not None,
+        "averaged_weights": trained.learner.ema is not None and trained.learner.ema.updates > 0,
     }
     if found.answers is not None:
         result |= _by_class(trained, found.answers)

@@ -64,12 +64,17 @@ def print_explanation(run: Run, explanation: Explanation) -> None:
     Console(highlight=False).print(render_explanation(run.name, explanation))
 
 
-def write_fixed_recipe(run: Run, explanation: Explanation, path: Path) -> dict[str, Any]:
-    """A recipe like the run's with every fix that is a change of its keys; returns the changes. Runs nothing."""
+def fixing_changes(run: Run, explanation: Explanation) -> dict[str, Any]:
+    """Keys and values of every fix that a recipe can hold, each of which differs from the run's."""
     changes: dict[str, Any] = {}
     for finding in reversed(explanation.findings):  # where two fixes change one key, the one that buys more wins
         changes.update(finding.fix.changes)
-    changes = {key: value for key, value in changes.items() if _known(run.config, key, value)}
+    return {key: value for key, value in changes.items() if _known(run.config, key, value)}
+
+
+def write_fixed_recipe(run: Run, explanation: Explanation, path: Path) -> dict[str, Any]:
+    """A recipe like the run's with every fix that is a change of its keys; returns the changes. Runs nothing."""
+    changes = fixing_changes(run, explanation)
     if not changes:
         raise ConfigError(f"no finding of {run.directory} has a fix that a recipe can hold; nothing was written")
     config = load_config(run.config, changes).config

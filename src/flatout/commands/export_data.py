@@ -5,9 +5,9 @@ from typing import Any
 
 from flatout.commands.pack import data_of, followed
 from flatout.data.source.dataset import open_dataset
-from flatout.data.source.pack_writer import free_bytes
 from flatout.data.source.webdataset_writer import write_webdataset
 from flatout.errors import ConfigError, NoSpace
+from flatout.machine.budgets import free_bytes
 from flatout.units import format_bytes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flatout.commands.plan import batch_of, side_of
+from flatout.commands.plan import batch_of, recipe_notes, side_of
 from flatout.commands.planned_data import KNOWN
 from flatout.commands.traced_model import Shape, traced_work
 from flatout.config.loading import load_config
@@ -64,6 +64,7 @@ def fit_recipe(
         "parts": parts,
         "cards": [on(card) for card in cards],
         "margin": MARGIN,
+        "notes": recipe_notes(config),
         "basis": f"traced on fake tensors; workspace, context and fragments as on cards known; {MARGIN:.0%} to spare",
     }
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from flatout.runs import Run
+
 _LOOK_SECONDS = 1.5
 
 
@@ -19,15 +21,19 @@ def shell() -> Any:
     return found if found is not None and hasattr(found, "kernel") else None
 
 
-def show_results() -> None:
-    """Runs, explanations and comparisons are pages when they are the value of a cell."""
-    notebook = shell()
-    if notebook is None:
-        return
-    formatter = notebook.display_formatter.formatters["text/html"]
-    formatter.for_type_by_name("flatout.runs.reading", "Run", _run_html)
-    formatter.for_type_by_name("flatout.diagnosis.verdict", "Explanation", _explanation_html)
-    formatter.for_type_by_name("flatout.analysis.comparison", "Comparison", _comparison_html)
+def html_of(result: Any) -> str:
+    """A run, an explanation, a prediction or a comparison as a page in a frame."""
+    from flatout.analysis.comparison import Comparison
+    from flatout.analysis.details import read_details
+    from flatout.diagnosis.verdict import Explanation
+    from flatout.reports.html import report_page
+    from flatout.reports.notebook import comparison_html, explanation_html, framed, prediction_html
+
+    if isinstance(result, Explanation):
+        return explanation_html(result)
+    if isinstance(result, Comparison):
+        return comparison_html(result)
+    return framed(report_page(read_details(result))) if isinstance(result, Run) else prediction_html(result)
 
 
 @contextmanager
@@ -48,13 +54,14 @@ def watched(directory: Path) -> Iterator[None]:
 
 def _watch(directory: Path, ended: threading.Event) -> None:
     from flatout.commands.dashboard import Board
+    from flatout.commands.dashboard_run import WatchedRuns
 
     show: Any = importlib.import_module("IPython.display")
-    board, handle = Board([directory]), None
+    runs, handle = WatchedRuns(Board([directory])), None
     while True:
         over = ended.wait(0 if handle is None else _LOOK_SECONDS)
         with suppress(Exception):  # a picture must not end training
-            text = board.small_view("0/.")
+            text = runs.small_view("0/.")
             if handle is None:
                 handle = show.display(show.HTML(text), display_id=True)
             else:
@@ -63,23 +70,3 @@ def _watch(directory: Path, ended: threading.Event) -> None:
             return
         if handle is None:
             time.sleep(0.2)
-
-
-def _run_html(run: Any) -> str:
-    from flatout.analysis.details import read_details
-    from flatout.reports.html import report_page
-    from flatout.reports.notebook import framed
-
-    return framed(report_page(read_details(run)))
-
-
-def _explanation_html(explanation: Any) -> str:
-    from flatout.reports.notebook import explanation_html
-
-    return explanation_html(explanation)
-
-
-def _comparison_html(found: Any) -> str:
-    from flatout.reports.notebook import comparison_html
-
-    return comparison_html(found)

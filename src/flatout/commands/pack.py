@@ -12,8 +12,9 @@ from flatout.cost import Usage, load_catalogue, usage_cost
 from flatout.data.loading.staging import is_remote
 from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.data.source.pack_writer import PackOptions as PackOptions
-from flatout.data.source.pack_writer import free_bytes, unpack, write_pack
+from flatout.data.source.pack_writer import unpack, write_pack
 from flatout.errors import ConfigError, DataError, NoSpace
+from flatout.machine.budgets import free_bytes
 from flatout.training.display import Display
 from flatout.units import format_bytes, format_seconds, format_usd
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +15,21 @@ from flatout.commands.traced_model import Shape, traced_work
 from flatout.config.loading import config_digest, load_config
 from flatout.config.loading import parse_assignments as parse_assignments
 from flatout.config.schema import Config
+from flatout.config.sections.model import RESNETS
 from flatout.cost.catalogue import load_catalogue, read_price_file
 from flatout.cost.machines import OLD_DAYS, Machine, days_old, load_machines
 from flatout.decisions.choice import unless_open
 from flatout.errors import ConfigError
-from flatout.planning.cards import Card, find_card, load_cards
+from flatout.planning.alternatives import with_alternatives
+from flatout.planning.cards import Card, card_of_device, find_card, load_cards
 from flatout.planning.estimate import Correction
 from flatout.planning.options import Option, PlannedJob, at_price, cheapest, fastest, frontier, option_for
 from flatout.planning.work import TracedWork
 from flatout.runs.directory import write_json
 from flatout.units import parse_bytes, parse_seconds
+
+_LARGE_SIDE = 128
+"""Pixels from which on nobody means a stem that keeps them all."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,18 @@ def make_plan(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
     facts = data_facts(config, _sizes(config, question), question.store)
     job = job_of(config, facts, question)
     machines, notes = _machines(config, question)
+    notes += recipe_notes(config)
+    if question.accuracy is not None:
+        epochs, why = epochs_to(question.accuracy, question.measured)
+        job = replace(job, epochs=epochs or job.epochs)
+        notes.append(f"--accuracy: {why}")
     options = []
     for machine, card, prices in machines:  # a price changes nothing but the dollars
         found = option_for(job, machine, card)
         options += [at_price(found, spot, job.nodes) for spot in prices]
     options.sort(key=lambda each: (not each.fits, each.usd is None, each.usd.value if each.usd else each.hours.value))
     deadline = None if question.deadline is None else parse_seconds(question.deadline) / 3600
-    if question.accuracy is not None:
-        notes.append("--accuracy: epochs to an accuracy are not predicted without a run; epochs are the recipe's")
+    options = with_alternatives(job, options, deadline)
     made = time.time()
     plan = MachinePlan(
         config.name,
@@ -121,6 +131,8 @@ def _sizes(config: Config, question: Question) -> Sizes | None:
     sizes = known or KNOWN["imagenet"]
     classes = config.data.classes if isinstance(config.data.classes, int) else sizes.classes
     each = sizes.bytes_each if question.sample_bytes is None else float(parse_bytes(question.sample_bytes))
+    if each <= 0:
+        raise ConfigError(f"--sample-bytes is {question.sample_bytes!r}; a file has at least one byte")
     scale = (each / sizes.bytes_each) ** 0.5  # as many bytes a pixel
     width, height = (max(32, round(side * scale)) for side in (sizes.width, sizes.height))
     return Sizes(question.samples, round(0.04 * question.samples), classes, each, width, height)
@@ -181,6 +193,34 @@ def side_of(config: Config) -> int:
     return max([view.size, *(size for _, size in view.sizes)])
 
 
+def epochs_to(accuracy: float, measured: Path | None) -> tuple[int | None, str]:
+    """From the curve of the run that calibrates; None where there is none or it never got there. In percent or as a
+    share."""
+    from flatout.runs import read_run
+
+    if measured is None:
+        return None, "no run says how many epochs it takes; name one with --measured. Epochs are the recipe's"
+    run = read_run(measured)
+    rows = [(int(row["epoch"]), float(row["top1"])) for row in run.epochs if row.get("top1")]
+    target = accuracy / 100 if accuracy > 1 else accuracy
+    reached = [epoch for epoch, top1 in rows if top1 >= target]
+    if reached:
+        return reached[0] + 1, f"{measured} reached {target:.1%} in epoch {reached[0] + 1}: so many are planned"
+    best = f"its best is {max(top1 for _, top1 in rows):.1%}" if rows else "it has no top1"
+    return None, f"{measured} never reached {target:.1%} ({best}); epochs are the recipe's"
+
+
+def recipe_notes(config: Config) -> list[str]:
+    """What of the recipe itself would surprise who looks at the figures."""
+    side = side_of(config)
+    if config.model.name in RESNETS and config.model.stem == "small" and side >= _LARGE_SIDE:
+        return [
+            f"model.stem is small, for images of 32 to 64 pixels: at {side} every layer has 16 times the pixels of the "
+            "published model; set model.stem=standard"
+        ]
+    return []
+
+
 Offer = tuple[Machine, Card, tuple[bool, ...]]
 """A machine, its card, and whether it is offered on demand (False) or as spot (True)."""
 
@@ -197,7 +237,7 @@ def _machines(config: Config, question: Question) -> tuple[list[Offer], list[str
         if not found:
             raise ConfigError(_unknown_machine(name, known))
         chosen += found
-    homes = [_at_home(find_card(name)) for name in question.gpus]
+    homes = [_at_home(name) for name in question.gpus]
     if not question.machines and not question.gpus:
         chosen = known
     unknown = sorted({each.gpu for each in chosen if each.gpu not in cards})
@@ -209,7 +249,11 @@ def _machines(config: Config, question: Question) -> tuple[list[Offer], list[str
         if each.gpu in cards and (prices := tuple(spot for spot in (False, True) if each.hourly_usd(spot) is not None))
     ]
     if not offered and not homes:
-        raise ConfigError("no machine has a price; give one in a price file (cost.prices), or ask for cards with --gpu")
+        why = f"no figures of {', '.join(unknown)}" if unknown else "no machine has a price"
+        raise ConfigError(
+            f"{why}: give a card of flatout prices show --cards and a price in a price file (cost.prices), "
+            "or ask for cards with --gpu"
+        )
     old = [
         days for each, _, _ in offered if (days := days_old(each.as_of, date.today())) is not None and days > OLD_DAYS
     ]
@@ -226,12 +270,15 @@ def _unknown_machine(name: str, known: Sequence[Machine]) -> str:
     return f"no machine is called {name!r}; {hint} a card at home is asked for with --gpu"
 
 
-def _at_home(card: Card) -> tuple[Machine, Card]:
-    """A card in this machine: its cores and memory are the ones at hand."""
+def _at_home(name: str) -> tuple[Machine, Card]:
+    """A card in this machine, or several (`4xT4`): its cores and memory are the ones at hand."""
     from flatout.machine.budgets import usable_cores
 
+    several = re.fullmatch(r"([1-9]\d?)\s*x\s*(.+)", name)
+    count, card = (int(several[1]), find_card(several[2])) if several else (1, find_card(name))
+    said = f"{count} x {card.name} here" if count > 1 else f"{card.name} here"
     cores = float(usable_cores())
-    return Machine(f"{card.name} here", "own", card.name, 1, cores, None, None, None, None, "nvme", "here", "n/a"), card
+    return Machine(said, "own", card.name, count, cores, None, None, None, None, "nvme", "here", "n/a"), card
 
 
 def _correction(directory: Path, config: Config, works: Any) -> Correction:
@@ -247,10 +294,10 @@ def _correction(directory: Path, config: Config, works: Any) -> Correction:
             f"{directory} trained {own.model.name}, not {config.model.name}: it says nothing of its speed"
         )
     device = str((run.summary.get("device") or {}).get("name") or "")
-    cards = sorted((name for name in load_cards() if name.lower() in device.lower()), key=len)
-    if not cards:
+    card = card_of_device(device)
+    if card is None:
         raise ConfigError(f"{directory} ran on {device or 'an unknown device'}, which is no card of specs.csv")
-    card, calibration = find_card(cards[-1]), calibration_of(run, own)
+    calibration = calibration_of(run, own)
     arithmetic = arithmetic_for(card, calibration.settings.precision, own.train.tf32)
     work = works(arithmetic == "amp", own.train.checkpointing)
     batch = calibration.settings.batch_size

@@ -12,6 +12,7 @@ from rich.console import Console
 from flatout.commands.plan import MachinePlan
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.errors import BadFile, ConfigError
+from flatout.planning.cards import card_of_device
 from flatout.planning.emit import emitted_files, tuned
 from flatout.planning.options import Option
 from flatout.reports.plan_page import write_plan_page
@@ -92,9 +93,9 @@ def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     measured = (run.summary.get("throughput") or {}).get("samples_per_second")
     if not same or measured is None or (started is not None and started < plan["made_unix"]):
         return None
-    device = str((run.summary.get("device") or {}).get("name") or "").lower()
+    card = card_of_device(str((run.summary.get("device") or {}).get("name") or ""))
     world = int(run.summary.get("world_size") or 1)
-    options = [each for each in plan["options"] if each["gpu"].lower() in device and each["gpus"] == world]
+    options = [each for each in plan["options"] if card and each["gpu"] == card.name and each["gpus"] == world]
     if not options and named and len(plan["options"]) == 1:  # the only machine it was about
         options = plan["options"]
     if not options:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from flatout.commands.traced_model import PAIR_TOKENS, cache_folder
@@ -16,6 +17,7 @@ from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.decisions.loading import is_url
 from flatout.errors import ConfigError, DataError, FlatoutError
+from flatout.machine.budgets import usable_cores
 from flatout.planning.data_path import STORES, Samples
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes
@@ -23,6 +25,9 @@ from flatout.units import format_bytes
 _MEASURE_SECONDS = 2.0
 _LEAST_SAMPLES = 64
 _MADE_SAMPLES = 32
+_MEASURED_BATCH = 16
+"""Small, because workers are in the middle of others when the last one counted comes out."""
+_MOST_EPOCHS = 1000
 _EXPANSION = 5.0
 """Bytes of decoded pixels for each byte of a JPEG photograph."""
 _TEXT_SECONDS = 2e-5
@@ -100,7 +105,7 @@ def _opened(config: Config, store: str) -> Facts:
     dataset = opened.dataset
     count, held_out = len(dataset.train), len(dataset.val) if dataset.val is not None else 0
     each = dataset.total_bytes / max(1, count + held_out)
-    key = {"fingerprint": dataset.fingerprint, "view": config.data.view, "measured": 1}
+    key = {"fingerprint": dataset.fingerprint, "view": config.data.view, "measured": 2, "cores": usable_cores()}
     costs = _kept(key, lambda: measure_costs(config, _EXPANSION * each))
     basis = f"decoded here: {1e3 * costs.seconds:.2f} ms a sample of {format_bytes(each)} on one core"
     samples = Samples(
@@ -114,7 +119,7 @@ def _made_up(config: Config, sizes: Sizes, store: str) -> Samples:
     from flatout.data.pixels.views import resolve_view
 
     view = resolve_view(config.data.view, config.views)
-    key = {"sizes": asdict(sizes), "view": view.digest(), "measured": 1}
+    key = {"sizes": asdict(sizes), "view": view.digest(), "measured": 2, "cores": usable_cores()}
     costs = _kept(key, lambda: _measure_made_up(config, sizes))
     basis = f"{1e3 * costs.seconds:.2f} ms a sample, measured here on made-up JPEGs of {sizes.width} x {sizes.height}"
     return Samples(
@@ -132,7 +137,7 @@ def _made_up(config: Config, sizes: Sizes, store: str) -> Samples:
 
 @dataclass(frozen=True)
 class Costs:
-    """Processor seconds of one sample on one core of this machine."""
+    """Processor seconds of one sample on one core of this machine, the others busy too."""
 
     decode: float
     augment: float
@@ -158,21 +163,25 @@ def _kept(key: dict[str, object], measure) -> Costs:  # type: ignore[no-untyped-
 
 
 def measure_costs(config: Config, decoded_bytes: float) -> Costs:
-    """The loader's own path in this thread, by its processor time: what other processes do here does not count."""
+    """The loader's own path with every core at work, as a machine that waits for its data has them: caches and
+    hyper-threads are shared then. By processor time: what other processes do here does not count."""
     from flatout.tasks.setup import open_task
 
     plain = {
-        "data.workers": 0,
+        "data.workers": usable_cores(),
         "data.prefetch": "auto",
         "data.worker_kind": "auto",
         "data.cache": "off",
         "data.stage": "off",
+        "data.global_batch": None,
+        "data.batch_size": min(_MEASURED_BATCH, config.data.batch_size),
     }
     alone = load_config(config.model_dump(mode="json", by_alias=True), plain).config
     opened = open_task(alone)
     with closing(opened.open_source(opened.plan, alone.data, 0)) as source:
-        batches, done = iter(source.epoch(0)), 0
-        began, busy = time.monotonic(), time.process_time()
+        batches = chain.from_iterable(map(source.epoch, range(_MOST_EPOCHS)))
+        next(batches, None)  # the first waits for threads, tables and decoders to be set up
+        began, busy, done = time.monotonic(), time.process_time(), 0
         while done < _LEAST_SAMPLES or time.monotonic() - began < _MEASURE_SECONDS:
             batch = next(batches, None)
             if batch is None:

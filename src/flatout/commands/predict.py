@@ -25,11 +25,18 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
 from flatout.diagnosis.reading import read_signals
 from flatout.diagnosis.step_model import ranks_here
-from flatout.diagnosis.what_if import Prediction, cache_break_even, predict, staging_break_even, with_residual
+from flatout.diagnosis.what_if import Prediction, cache_break_even, staging_break_even, with_residual
+from flatout.diagnosis.what_if import predict as predict_job
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.reports.predictions import coverage_lines, predictions_table, scores_table
 from flatout.runs import Run, read_run
 from flatout.runs.directory import read_json
+
+
+def predict(run: Run | str | Path, changes: Mapping[str, Any]) -> Prediction:
+    """What these changes to the run would buy, as `{"data.workers": 4}`. Kept beside the run, and compared with the run
+    that follows (`flatout predict --score`)."""
+    return predict_changes(run, [changes])[1]
 
 
 def predict_changes(
@@ -106,7 +113,7 @@ def _predicted(calibration: Calibration, config: Config, changes: Mapping[str, A
     resolved = _resolved(calibration, changed, changes)
     break_even = staging_break_even(calibration, resolved) or cache_break_even(calibration, resolved)
     notes = tuple(_notes(calibration, config, changed, changes))
-    prediction = replace(predict(calibration, resolved), changes=changes, break_even_epochs=break_even, notes=notes)
+    prediction = replace(predict_job(calibration, resolved), changes=changes, break_even_epochs=break_even, notes=notes)
     if hourly_rate_usd(changed.cost, load_catalogue(changed.cost.prices)) is None:
         return replace(prediction, usd=None)
     return replace(prediction, usd=_usd(prediction, calibration, changed))

@@ -19,6 +19,7 @@ from flatout.engine.devices import choose_device
 from flatout.engine.parallel.joining import require_one_process
 from flatout.errors import RunFailed
 from flatout.machine.budgets import usable_cores
+from flatout.reports.probe_text import probe_lines
 from flatout.runs.directory import RunDirectory, write_json, write_text
 from flatout.training.environment import describe_environment
 from flatout.training.measuring import Measured, import_seconds, measure_apart
@@ -33,6 +34,10 @@ class Probe:
     residual: float
     seconds: float
     directory: Path
+
+    def lines(self) -> list[str]:
+        """What was measured, in words."""
+        return probe_lines(self.calibration, self.residual)
 
 
 def probe_recipe(

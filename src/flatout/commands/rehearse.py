@@ -23,7 +23,7 @@ from flatout.config.schema import Config
 from flatout.data.pixels import normalize
 from flatout.engine.cuda_defaults import choose_precision, say_arithmetic
 from flatout.engine.devices import Device
-from flatout.engine.ema import Ema
+from flatout.engine.ema import average_for
 from flatout.engine.fake_cuda import CUDA, autocast_to, fake_device, fakes, moved
 from flatout.engine.learner import Learner
 from flatout.engine.lookahead import Lookahead
@@ -123,7 +123,7 @@ class _Stage:
     def _new_learner(self) -> Learner:
         train = self._config.train
         model = moved(self._new_model(), CUDA, trains=True)
-        ema = Ema.start(model, train.ema) if train.ema is not None else None
+        ema = average_for(model, train)
         ahead = None if train.lookahead is None else Lookahead.start(model, train.lookahead, train.lookahead_share)
         precision = build_precision("fp32" if self._precision == "fp16" else self._precision, "cuda")
         # not the kind cuda: its random state is where no fake can go

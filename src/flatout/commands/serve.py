@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout import plugins
-from flatout.cache.redis_address import is_local, parse_redis, redis_password
+from flatout.cache.redis_address import parse_redis, redis_password
 from flatout.cost import load_catalogue
 from flatout.errors import ConfigError, ServiceUnavailable
 from flatout.machine.budgets import usable_cores
+from flatout.machine.net import is_local
 from flatout.service.coordinator.policy import Policy
 from flatout.service.protocol.messages import Ask, Status
-from flatout.service.transport.code import AllowedCode
 from flatout.service.transport.daemon import connect
 from flatout.service.transport.paths import ServicePaths, service_paths
-from flatout.service.transport.roots import allowed_roots
+from flatout.service.transport.roots import AllowedCode, allowed_roots
 from flatout.service.transport.service import Certificate, RemoteOptions, Service, default_capacity_bytes
 from flatout.service.transport.stores import StoreAccess
 from flatout.training.stopping import stop_signals

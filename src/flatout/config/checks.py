@@ -191,6 +191,7 @@ def _wrong_parallel(config: Config) -> Iterator[str]:
     if parallel.mode == "fsdp" and (config.train.ema is not None or config.device == "emulated"):
         yield "parallel.mode fsdp works neither with train.ema nor with device: emulated; use ddp"
     yield from _wrong_whole_weights(config)
+    yield from _wrong_selection(config)
 
 
 def _wrong_whole_weights(config: Config) -> Iterator[str]:
@@ -198,12 +199,40 @@ def _wrong_whole_weights(config: Config) -> Iterator[str]:
     parallel, train = config.parallel, config.train
     if parallel.mode == "fsdp" and train.optimizer == "muon":
         yield "parallel.mode is fsdp but train.optimizer is muon, which needs whole matrices; use ddp, or adamw"
+    if train.ema is not None and train.swa is not None:
+        yield "train.ema and train.swa are both averages to validate; keep one of them"
+    if parallel.mode == "fsdp" and train.swa is not None:
+        yield "parallel.mode is fsdp but train.swa is set, which keeps whole weights; use ddp, or leave it out"
+    if parallel.mode in ("ddp", "fsdp") and config.model.freeze_from:
+        yield (
+            f"parallel.mode is {parallel.mode} but model.freeze_from is set: ranks exchange gradients of all that was "
+            "trained at first; use model.freeze, or one rank"
+        )
     if parallel.mode == "fsdp" and train.lookahead is not None:
         yield "parallel.mode is fsdp but train.lookahead is set, which keeps whole weights; use ddp, or leave it out"
     if parallel.local_steps is not None and train.lookahead is not None:
         yield (
             "parallel.local_steps and train.lookahead both move weights back every few steps; keep one of them "
             "(outer steps are a lookahead already)"
+        )
+
+
+def _wrong_selection(config: Config) -> Iterator[str]:
+    selective, view = config.train.selective, config.views.get(config.data.view)
+    if selective is None:
+        return
+    if selective[0] >= selective[1]:
+        yield f"train.selective is {list(selective)}; the first share must be below the second, as in [0.5, 0.9]"
+    if config.device == "emulated":
+        yield "train.selective is set but device is emulated, for which no sample is harder than another; leave one out"
+    if config.parallel.mode == "fsdp":
+        yield "parallel.mode is fsdp but train.selective is set, which asks whole models; use ddp, or leave it out"
+    if config.task not in TASKS:
+        yield f"train.selective is set but task is {config.task}, of which nobody here knows what is hard; leave it out"
+    if view is not None and (view.mixup or view.cutmix):
+        yield (
+            f"train.selective takes one of two neighbours, which views.{config.data.view}.mixup or cutmix mix with "
+            "each other; keep one of them"
         )
 
 

@@ -1,7 +1,6 @@
 """A suite: one recipe, what differs from experiment to experiment, and the order in which they run."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from flatout.config.sections.fields import Section
 from flatout.config.shipped import locate, near_names, recipe_beside
+from flatout.config.sweep import configuration_name
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, read_yaml
 
@@ -100,18 +100,12 @@ def load_suite(path: Path, overrides: Mapping[str, Any]) -> Suite:
 def _combinations(config: SuiteConfig) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Name, group, comment and changes of each experiment, once."""
     variants = config.variants or [VariantConfig(name="")]
-    short = [key.rsplit(".", 1)[-1] for key in config.matrix]
-    labels = short if len(set(short)) == len(short) else list(config.matrix)
     for variant, values in itertools.product(variants, itertools.product(*config.matrix.values())):
-        picked = [f"{label}={_word(value)}" for label, value in zip(labels, values, strict=True)]
-        name = " ".join(part for part in (variant.name, *picked) if part) or config.name
-        changes = {**variant.set, **dict(zip(config.matrix, values, strict=True))}
+        picked = dict(zip(config.matrix, values, strict=True))
+        name = " ".join(part for part in (variant.name, configuration_name(picked)) if part) or config.name
+        changes = {**variant.set, **picked}
         for number in range(variant.together):
             yield f"{name} job {number + 1}" if variant.together > 1 else name, name, variant.comment, changes
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _folder(name: str, repeat: int, repeats: int) -> str:

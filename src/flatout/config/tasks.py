@@ -93,6 +93,7 @@ _CLASSIFICATION = TaskSpec(
         "model.stochastic_depth",
         "train.channels_last",
         "train.loss",
+        "train.selective",
         "train.loss_options",
         "validate.batch_size",
         "validate.metrics",

@@ -1,6 +1,6 @@
 """What a run costs: dated prices, and a ledger whose lines add up to the total. Never imports torch."""
 
-from flatout.cost.catalogue import Catalogue, Price, load_catalogue
+from flatout.cost.catalogue import Catalogue, load_catalogue
 from flatout.cost.ledger import (
     CostLine,
     Ledger,
@@ -17,7 +17,6 @@ __all__ = [
     "Catalogue",
     "CostLine",
     "Ledger",
-    "Price",
     "SpendRates",
     "Usage",
     "hourly_rate_usd",

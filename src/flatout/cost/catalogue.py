@@ -61,11 +61,6 @@ class Catalogue:
         hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known) or 'none'};"
         raise ConfigError(f"no price is known for instance {instance!r} in {region}; {hint} otherwise {other}")
 
-    def network_bits_per_second(self, instance: str, region: str = DEFAULT_REGION) -> float | None:
-        """Baseline of the machine's network; None where it is not known."""
-        baseline = self.find("instances", instance, "network_gbps", region)
-        return None if baseline is None else baseline.value * 1e9
-
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
     """The shipped prices, replaced and extended by those in the user's file."""

@@ -10,7 +10,7 @@ from flatout.decisions.batches import BatchChoice
 from flatout.decisions.caching import CacheChoice
 from flatout.decisions.choice import Choice
 from flatout.decisions.loading import DataDecisions
-from flatout.decisions.speedups import NO_SPEEDUPS
+from flatout.decisions.speedups import NO_METHODS, NO_SPEEDUPS
 
 D = TypeVar("D")
 
@@ -46,6 +46,8 @@ class Resolved:
     monitor: MonitorDecisions
     speedups: Choice[dict[str, Any]] = NO_SPEEDUPS
     """Keys that `speedups: auto` switched on, with their values."""
+    methods: Choice[dict[str, Any]] = NO_METHODS
+    """Switches of docs/faster.md away from their defaults, with their values."""
 
     def to_dict(self) -> dict[str, Any]:
         """Of JSON's own types once dumped; tuples become lists."""

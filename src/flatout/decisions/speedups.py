@@ -11,6 +11,22 @@ from flatout.decisions.choice import AUTO, Choice, is_open
 if TYPE_CHECKING:
     from flatout.config.schema import Config
 
+METHODS = (
+    "train.optimizer",
+    "train.schedule",
+    "train.ema",
+    "train.swa",
+    "train.lookahead",
+    "train.selective",
+    "model.freeze_from",
+    "model.stem",
+    "model.zero_gamma",
+    "model.blur_pool",
+    "model.squeeze_excite",
+    "model.stochastic_depth",
+)
+VIEW_METHODS = ("sizes", "alternate_flip", "mixup", "cutmix")
+NO_METHODS: Choice[dict[str, Any]] = Choice({}, "not recorded")
 NO_SPEEDUPS: Choice[dict[str, Any]] = Choice({}, "speedups is off", "off")
 
 
@@ -25,6 +41,16 @@ def choose_speedups(config: Config) -> Choice[dict[str, Any]]:
     left_out = f"; set otherwise by the recipe: {', '.join(off)}" if off else ""
     reason = "; ".join(f"{each.key}: {each.why}" for each in on) or "nothing is left to switch on"
     return Choice({each.key: each.value for each in on}, f"{reason}{left_out}", AUTO)
+
+
+def choose_methods(config: Config) -> Choice[dict[str, Any]]:
+    """The methods of docs/faster.md that are on in a run, whoever switched them on."""
+    values, plain = config.model_dump(by_alias=True), type(config)().model_dump(by_alias=True)
+    on = {key: value for key in METHODS if (value := _lookup(values, key)) != _lookup(plain, key)}
+    view = config.views.get(config.data.view)
+    changes = {} if view is None else {name: getattr(view, name) for name in VIEW_METHODS}
+    on |= {f"views.{config.data.view}.{name}": value for name, value in changes.items() if value}
+    return Choice(on, "as the recipe says, or speedups" if on else "none is on")
 
 
 def speedup_notes(config: Config) -> list[str]:

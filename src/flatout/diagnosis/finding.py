@@ -58,11 +58,16 @@ class Finding:
     """The run's result cannot be trusted, or the run will not last; comes before anything about its speed."""
     saved: Interval | None = None
     """`saved_seconds` with its bounds."""
+    cost_seconds: float = 0.0
+    """What the cause takes of the run: what would be saved if it were gone, where the fix saves a part of that."""
 
     def to_dict(self) -> dict[str, Any]:
         gain = None if self.gain is None else {"factor": self.gain.value, "low": self.gain.low, "high": self.gain.high}
         kept = {"id": self.id, "cause": self.cause, "title": self.title, "evidence": list(self.evidence)}
         return {**kept, "fix": asdict(self.fix), "gain": gain, "saved_seconds": self.saved_seconds, "usd": self.usd}
+
+
+_TWO_RUNS_DIFFER = 0.03  # two equal runs never take the same time: no gain is promised closer
 
 
 def run_gain(signals: Signals, saved: Interval) -> Interval:
@@ -72,7 +77,8 @@ def run_gain(signals: Signals, saved: Interval) -> Interval:
     def factor(seconds: float) -> float:
         return wall / max(wall - seconds, 0.02 * wall) if wall > 1e-9 else 1.0
 
-    return Interval(factor(saved.value), factor(max(0.0, saved.low)), factor(saved.high))
+    low, high = factor(max(0.0, saved.low)), factor(saved.high)
+    return Interval(factor(saved.value), low / (1 + _TWO_RUNS_DIFFER), high * (1 + _TWO_RUNS_DIFFER))
 
 
 def saving(
@@ -83,10 +89,13 @@ def saving(
     evidence: tuple[str, ...],
     fix: Fix,
     saved: Interval,
+    cost_seconds: float | None = None,
 ) -> Finding:
-    """A finding about time; its dollars are those of the saved seconds."""
+    """A finding about time; its dollars are those of the saved seconds. `cost_seconds` where its fix saves less."""
     usd = None if signals.cost.usd_per_hour is None else saved.value / 3600 * signals.cost.usd_per_hour
-    return Finding(id, cause, title, evidence, fix, run_gain(signals, saved), saved.value, usd, saved=saved)
+    cost = saved.value if cost_seconds is None else cost_seconds
+    gain = run_gain(signals, saved)
+    return Finding(id, cause, title, evidence, fix, gain, saved.value, usd, saved=saved, cost_seconds=cost)
 
 
 def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:

@@ -10,7 +10,7 @@ from flatout.diagnosis.calibration import Calibration
 from flatout.diagnosis.finding import Finding, Fix, run_gain
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.signals import Signals
-from flatout.diagnosis.what_if import Prediction, predict
+from flatout.diagnosis.what_if import predict
 from flatout.errors import FlatoutError
 
 LOADING_CAUSES = ("data-workers", "data-decode", "data-fetch")
@@ -19,7 +19,6 @@ _BETTER = 1.05  # times as fast as the rule's own change: less is not worth anot
 _WORTH_IT = 1.03
 
 Changes = Mapping[str, Any]
-Predictor = Callable[[Changes], Prediction]
 
 
 @dataclass(frozen=True)
@@ -33,48 +32,51 @@ class Remedy:
 
 def improver(signals: Signals, calibration: Calibration) -> Callable[[Finding], Finding]:
     """For `explain_signals`: each finding with the fix that buys most."""
-    guess = _predictor(calibration)
-    current = guess({})
-    return lambda finding: finding if current is None else _improved(finding, signals, current, guess)
+    price = _pricer(calibration)
+    return lambda finding: _improved(finding, signals, price)
 
 
-def _predictor(calibration: Calibration) -> Callable[[Changes], Prediction | None]:
-    """None for what the model knows nothing of."""
+def _pricer(calibration: Calibration) -> Callable[[Changes], Interval | None]:
+    """How many times as fast the run gets by a change; None for what the model knows nothing of."""
+    choice = calibration.cache_choice
+    cache_is_known = choice is not None and choice.is_measured
 
-    def guess(changes: Changes) -> Prediction | None:
+    def price(changes: Changes) -> Interval | None:
         try:
-            return predict(calibration, changes)
+            current, expected = predict(calibration, {}).run, predict(calibration, changes).run
         except (FlatoutError, ArithmeticError, ValueError, TypeError):
             return None
+        if expected.value <= 0 or current.value <= 0:
+            return None
+        factor = current.value / expected.value
+        error = min(0.5, (expected.high - expected.low) / 2 / expected.value)
+        low = factor / (1 + error)
+        if "data.cache" in changes and not cache_is_known:  # the loader will measure, and may decline
+            rest = price({key: value for key, value in changes.items() if key != "data.cache"})
+            low = min(low, rest.low if rest is not None else 1.0)
+        return Interval(factor, max(1.0, low), max(1.0, factor / (1 - error)))
 
-    return guess
+    return price
 
 
-def _improved(
-    finding: Finding, signals: Signals, current: Prediction, guess: Callable[[Changes], Prediction | None]
-) -> Finding:
+def _improved(finding: Finding, signals: Signals, price: Callable[[Changes], Interval | None]) -> Finding:
     if finding.gain is None or finding.cause not in LOADING_CAUSES or finding.id in ("cold-epoch", "epoch-start"):
         return finding
-    own = _priced(finding.fix.text, dict(finding.fix.changes), current, guess) if finding.fix.changes else None
-    others = [_priced(text, changes, current, guess) for text, changes in candidates(signals)]
+    own = _priced(finding.fix.text, dict(finding.fix.changes), price) if finding.fix.changes else None
+    others = [_priced(text, changes, price) for text, changes in candidates(signals)]
     best = max((each for each in others if each is not None), key=lambda each: each.gain.value, default=None)
     if own is not None and (best is None or best.gain.value < _BETTER * own.gain.value):
         best = own
-    if best is None or best.gain.value < _WORTH_IT:
-        harmful = own is not None and own.gain.value < 1 / _WORTH_IT
-        return replace(finding, fix=Fix(finding.fix.text)) if harmful else finding
+    if best is None:
+        return finding
+    if best.gain.value < _WORTH_IT:  # what the rule promises of its own change the model does not see
+        return replace(finding, fix=Fix(f"{finding.fix.text} (by the model, no setting of the recipe helps)"))
     return _with(finding, best, signals)
 
 
-def _priced(
-    text: str, changes: dict[str, Any], current: Prediction, guess: Callable[[Changes], Prediction | None]
-) -> Remedy | None:
-    expected = guess(changes)
-    if expected is None or expected.run.value <= 0 or current.run.value <= 0:
-        return None
-    factor = current.run.value / expected.run.value
-    error = min(0.5, (expected.run.high - expected.run.low) / 2 / expected.run.value)
-    return Remedy(text, changes, Interval(factor, max(1.0, factor / (1 + error)), max(1.0, factor / (1 - error))))
+def _priced(text: str, changes: dict[str, Any], price: Callable[[Changes], Interval | None]) -> Remedy | None:
+    gain = price(changes)
+    return None if gain is None else Remedy(text, changes, gain)
 
 
 def _with(finding: Finding, remedy: Remedy, signals: Signals) -> Finding:

@@ -39,6 +39,8 @@ class ScriptSignals:
     lines: tuple[HotLine, ...] = ()
     exit_seconds: float = 0.0
     """Of `other`: after the script's last line."""
+    debugging: tuple[str, ...] = ()
+    """What of torch's help for finding mistakes was on while it trained."""
 
     def hottest(self, *parts: str) -> HotLine | None:
         return next((line for line in self.lines if line.part in parts), None)
@@ -73,6 +75,7 @@ def read_script(summary: Mapping[str, Any]) -> ScriptSignals | None:
         loader if isinstance(loader, Mapping) else {},
         tuple(sorted(lines, key=lambda line: -line.samples)),
         number(recorded.get("exit_seconds")) or 0.0,
+        tuple(str(each) for each in on) if isinstance(on := recorded.get("debugging"), list) else (),
     )
 
 

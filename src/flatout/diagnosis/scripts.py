@@ -1,7 +1,7 @@
 """Findings of a recorded script, in its own language: arguments of DataLoader, lines of its files, calls of torch.
 
 Rules stay as they are. A finding that has words here is told in them; one that speaks of a recipe and has none is not
-told at all: the script has no recipe. What only a script can have wrong has its rules at the end.
+told at all: the script has no recipe. What only a script can have wrong is in script_rules.py.
 """
 
 from __future__ import annotations
@@ -9,48 +9,72 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from flatout.diagnosis.finding import Finding, Fix, percent, saving
+from flatout.diagnosis.finding import Finding, Fix, faster_steps, percent, saving
 from flatout.diagnosis.model.input import workers_needed
 from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.script_rules import SCRIPT_RULES
 from flatout.diagnosis.script_signals import HotLine, ScriptSignals
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
 Words = Callable[[Signals, ScriptSignals, Finding], Finding]
 
-_AS_THEY_ARE = ("busy-host", "straggler", "diverged", "diverging", "hot-clock", "spot-price", "port-speed", "failed")
-_OWN_SHARE, _OWN_SECONDS = 0.05, 0.004
-_READS_BACK = (".item()", ".cpu()", ".tolist()", ".numpy()", "synchronize(", "float(loss", "float(total")
-_WRITES = ("print(", ".write(", "log(", "logger.", "logging.", "add_scalar", "tqdm", ".flush(")
+_AS_THEY_ARE = ("busy-host", "straggler", "diverged", "diverging", "hot-clock", "spot-price", "port-speed")
 
 
 def in_script_words(signals: Signals, findings: Iterable[Finding]) -> list[Finding]:
     """What can be said of a script; its own code comes in place of our records (host-time)."""
     script = signals.script
     assert script is not None
-    told = [_tell(signals, script, finding) for finding in _workers_first(list(findings))]
-    return [finding for finding in [*told, your_code(signals, script)] if finding is not None]
+    told = [_tell(signals, script, finding) for finding in _workers_first(signals, list(findings))]
+    own = [rule(signals, script) for rule in SCRIPT_RULES]
+    return [finding for finding in [*told, *own] if finding is not None]
 
 
-def _workers_first(findings: list[Finding]) -> list[Finding]:
-    """Without any worker, what preparing a batch consists of is the next question, not the cause."""
-    if not any(finding.id == "no-workers" for finding in findings):
-        return findings
+def _workers_first(signals: Signals, findings: list[Finding]) -> list[Finding]:
+    """Without any worker, or with fewer than the cores can feed, what preparing a batch consists of is the next
+    question, not the cause."""
+    found = [finding.id for finding in findings]
+    if "no-workers" not in found:
+        more = _more_workers(signals) if "augment-bound" in found else None
+        if more is None:
+            return findings
+        findings = [*findings, more]
     later = ("augment-bound", "decode-bound", "slow-fetch", "disk-cap", "bursty-loading")
     return [replace(finding, cause=None) if finding.id in later else finding for finding in findings]
+
+
+def _more_workers(signals: Signals) -> Finding | None:
+    """Where idle cores would end the wait. A recipe knows its augmentation and can make it cheaper; of a script's own
+    code nothing is known but that another process can run it, too."""
+    own, cores = signals.step.own_seconds, signals.host.cores
+    if signals.input.workers == 0 or signals.input.active_workers >= cores or signals.step.seconds <= 0:
+        return None
+    faster = signals.step_with(cores)
+    if faster - own > 0.5 * signals.step.wait_seconds:
+        return None
+    title = (
+        f"Too few loader workers: {percent(signals.data_wait_share)} of the run waits for data while "
+        f"{signals.idle_cores:.1f} of {cores} cores are idle"
+    )
+    return saving(signals, "few-workers", "data-workers", title, (), Fix(""), faster_steps(signals, faster))
 
 
 def _tell(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding | None:
     if finding.id in _WORDS:
         return _WORDS[finding.id](signals, script, finding)
     known = finding.id in _AS_THEY_ARE or finding.id.startswith("rule-")
-    return replace(finding, fix=Fix(_failed_fix(finding))) if known else None
+    text = finding.fix.text.replace("train.lr", "the learning rate").replace("train.clip_norm", "clip_grad_norm_")
+    return replace(finding, fix=Fix(text)) if known else None
 
 
-def _failed_fix(finding: Finding) -> str:
-    if finding.id == "failed":
-        return "the traceback is in the script's own output"
-    return finding.fix.text.replace("train.lr", "the learning rate").replace("train.clip_norm", "clip_grad_norm_")
+def _failed(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    """In its own words: ours are not in them. Only what has no memory left says so in every library."""
+    said = (signals.cause or "no cause was recorded").partition("; exit code")[0]
+    memory = finding.cause == "memory"
+    title = f"{'The run ran out of memory' if memory else 'The run failed'} after {signals.step.done} steps: {said}"
+    fix = "a smaller batch_size, torch.utils.checkpoint or accumulation" if memory else "see the script's own output"
+    return replace(finding, cause="memory" if memory else "unexplained", title=title, fix=Fix(fix))
 
 
 def loader_call(signals: Signals, script: ScriptSignals, workers: int, prefetch: int | None = None) -> str:
@@ -129,7 +153,14 @@ def _epoch_start(signals: Signals, script: ScriptSignals, finding: Finding) -> F
         return replace(
             finding, fix=Fix(f"keep the workers across epochs: {loader_call(signals, script, signals.input.workers)}")
         )
-    return replace(finding, fix=Fix("make epochs longer, and the dataset's first sample cheap"))
+    inside = (
+        line for line in script.lines if line.part == "data_wait" and not line.text.startswith(("for ", "async "))
+    )
+    line = next(inside, None)  # of a sampler or a dataset, not of the loop that waits for them
+    where = "the sampler and the dataset's first sample" if line is None else f"what {line.place} does"
+    return _with_line(
+        replace(finding, fix=Fix(f"make {where} cheaper, keep it for all epochs, or make epochs longer")), line
+    )
 
 
 def _startup(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
@@ -146,7 +177,10 @@ def _validation(signals: Signals, script: ScriptSignals, finding: Finding) -> Fi
     evidence = (
         f"{format_seconds(seconds)} in all, {format_seconds(seconds / max(1, signals.recipe.epochs))} an epoch",
     )
-    return _with_line(replace(finding, title=title, fix=fix, evidence=evidence), script.hottest("validation"))
+    most = signals.net("validation")  # the rule asks a recipe how often it validates
+    saved = Interval(most * (1 - 1 / rarer), most * 0.4, most)
+    told = saving(signals, finding.id, "validation", title, evidence, fix, saved)
+    return _with_line(told, script.hottest("validation"))
 
 
 def _checkpoints(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
@@ -172,50 +206,8 @@ def _small_batch(signals: Signals, script: ScriptSignals, finding: Finding) -> F
     return replace(finding, fix=Fix(text))
 
 
-def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
-    """Time of the training thread that is neither the loader's, the model's nor the optimizer's."""
-    stepping = signals.time.after_start_seconds - script.exit_seconds
-    seconds = max(0.0, signals.time.part("other") - script.exit_seconds) * script.own_share
-    if not signals.step.done or stepping <= 0 or seconds / stepping <= _OWN_SHARE:
-        return None
-    if seconds / signals.step.done < _OWN_SECONDS:
-        return None
-    line = script.hottest("other")
-    named = ""
-    if line is not None:
-        share = script.share(line, "other")
-        named = f", {percent(share)} of that in {line.shown}"
-    return saving(
-        signals,
-        "your-code",
-        "host",
-        f"The script's own code between loader, model and optimizer takes {percent(seconds / stepping)} of the run"
-        f"{named}",
-        (
-            f"{format_seconds(seconds / signals.step.done)} a step, {format_seconds(seconds)} in all",
-            *(f"{percent(script.share(each, 'other'))} {each.shown}" for each in _first(script, "other", 3)),
-        ),
-        Fix(_advice(line)),
-        Interval(seconds * 0.8, seconds * 0.4, seconds),
-    )
-
-
-def _first(script: ScriptSignals, part: str, count: int) -> list[HotLine]:
-    return [line for line in script.lines if line.part == part][:count]
-
-
-def _advice(line: HotLine | None) -> str:
-    text = "" if line is None else line.text
-    if any(word in text for word in _READS_BACK):
-        return "it waits for the device: keep the value as a tensor and read it every 50 steps"
-    if "sleep(" in text:
-        return "take the wait out"
-    if any(word in text for word in _WRITES):
-        return "log every 50th step, or from another thread"
-    return "do it less often, on the whole batch at once, or in the dataset, where workers do it beside the step"
-
-
 _WORDS: dict[str, Words] = {
+    "failed": _failed,
     "no-workers": _no_workers,
     "few-workers": _few_workers,
     "augment-bound": _augment,
@@ -236,6 +228,9 @@ _WORDS: dict[str, Words] = {
     "memory-headroom": _fixed("a larger batch_size, with the learning rate scaled"),
     "optimizer-time": _fixed(
         "a larger batch makes fewer of these steps; fused=True or foreach=True makes them shorter"
+    ),
+    "too-many-processes": lambda signals, script, finding: replace(
+        finding, fix=Fix(loader_call(signals, script, max(1, signals.host.cores // signals.ranks_near)))
     ),
     "too-many-threads": _fixed("torch.set_num_threads(number of cores), or unset OMP_NUM_THREADS"),
     "exposed-communication": _fixed(

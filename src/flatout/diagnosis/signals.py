@@ -71,7 +71,8 @@ class Signals:
         several = self.device.kind == "cpu" and self._computing_threads > 1
         helpers = threads_delay_share(self.host) if several else 0.0
         stepping = sum(step.seconds for step in self.steps) if self.step.starved else 0.0
-        loading = 0.0 if self.load is None else self.load.core_wait_share * stepping
+        alone = not self.input.workers  # then the main thread's own wait has it already
+        loading = 0.0 if self.load is None or alone else self.load.core_wait_share * stepping
         return Contention(by_part(time.parts, time.core_wait, helpers, loading), holders(self.host))
 
     def net(self, *parts: str) -> float:
@@ -139,7 +140,7 @@ class Signals:
         base, each = self.device.emulated_base_seconds, self.device.emulated_seconds_per_sample
         if base is None or each is None or not self.step.done:
             return 0.0
-        expected = base + each * self.batch
+        expected = base * self.recipe.accumulate + each * self.batch
         late = self.time.computing_seconds / self.step.done - expected
         return late if expected > 0 and late > max(0.25 * expected, 0.005) else 0.0
 

@@ -13,6 +13,7 @@ from flatout.diagnosis.rules import all_rules
 from flatout.diagnosis.rules.busy_host import who_has_the_cores
 from flatout.diagnosis.scripts import in_script_words
 from flatout.diagnosis.signals import Signals
+from flatout.html_view import html_of
 
 WORTH_A_VERDICT = 0.05
 """Share of the run that a fix must save to be named as what holds it back."""
@@ -31,14 +32,15 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """`verdict` in one sentence; `cause` in one word of `finding.CAUSES`; findings by what they buy, best first.
-    `shares` of the run's wall clock say where its time went; they add up to 1."""
+    """`verdict` in one sentence; `cause` in one word of `finding.CAUSES`; findings by what their
+    causes take, most first. `shares` of the run's wall clock say where its time went; they add up to 1."""
 
     verdict: str
     cause: str
     healthy: bool
     findings: tuple[Finding, ...]
     shares: dict[str, float]
+    _repr_html_ = html_of
 
     def to_dict(self) -> dict[str, Any]:
         findings = [finding.to_dict() for finding in self.findings]
@@ -48,15 +50,14 @@ class Explanation:
 
 def explain_signals(signals: Signals, improve: Callable[[Finding], Finding] = lambda finding: finding) -> Explanation:
     """The verdict on one run. `improve` gives a finding the best fix there is (diagnosis/remedies.py)."""
-    stepping = signals.time.wall_seconds - signals.startup_seconds
     found = [bounded(improve(each), signals) for rule in all_rules() if (each := rule(signals)) is not None]
     told = found if signals.script is None else in_script_words(signals, found)
-    findings = ranked(told, stepping, signals.contention.outside("startup"))
+    findings = ranked(told)
     shares = {name: signals.time.share(seconds) for name, seconds in ledger(signals).items()}
     leading = next((finding for finding in findings if _leads(finding, signals)), None)
     if leading is not None:
         assert leading.cause is not None
-        return Explanation(_sentence(leading, signals), leading.cause, False, findings, shares)
+        return Explanation(_sentence(leading, findings, signals), leading.cause, False, findings, shares)
     if signals.step.done < _LEAST_STEPS:
         text = f"No verdict: {signals.step.done} steps were recorded, {_LEAST_STEPS} are needed."
         return Explanation(text, "unexplained", False, findings, shares)
@@ -86,6 +87,7 @@ def bounded(finding: Finding, signals: Signals) -> Finding:
     if parts is None or finding.gain is None:
         return finding
     most = max(0.0, signals.net(*parts))
+    finding = replace(finding, cost_seconds=min(finding.cost_seconds, most))
     if finding.saved_seconds <= most:
         return finding
     kept = most / finding.saved_seconds
@@ -94,22 +96,13 @@ def bounded(finding: Finding, signals: Signals) -> Finding:
     return replace(finding, saved=saved, saved_seconds=saved.value, gain=run_gain(signals, saved), usd=usd)
 
 
-def ranked(findings: Sequence[Finding], stepping_seconds: float, taken_at_start: float = 0.0) -> tuple[Finding, ...]:
-    """Urgent ones first (a wrong result before a missing explanation), then by seconds saved. Startup, which a longer
-    run hardly notices, comes after whatever costs a tenth of the rest in every step or epoch; cores that others took
-    while it started are part of the start."""
+def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Urgent ones first (a wrong result before a missing explanation), then by what the cause takes of the run, of
+    which its fix may save a part."""
 
-    def later(finding: Finding) -> float:
-        return finding.saved_seconds - (taken_at_start if finding.id == "busy-host" else 0.0)
-
-    recurs = any(
-        finding.cause and finding.cause != "startup" and later(finding) >= RECURS_SHARE * stepping_seconds
-        for finding in findings
-    )
-
-    def order(finding: Finding) -> tuple[bool, bool, bool, float, float]:
-        once = recurs and finding.cause == "startup"
-        return (not finding.urgent, finding.cause == "unexplained", once, -finding.saved_seconds, -(finding.usd or 0.0))
+    def order(finding: Finding) -> tuple[bool, bool, float, float]:
+        costs = max(finding.saved_seconds, finding.cost_seconds)
+        return (not finding.urgent, finding.cause == "unexplained", -costs, -(finding.usd or 0.0))
 
     return tuple(sorted(findings, key=order))
 
@@ -119,14 +112,30 @@ def _leads(finding: Finding, signals: Signals) -> bool:
     return bool(finding.cause) and (finding.urgent or enough)
 
 
-def _sentence(finding: Finding, signals: Signals) -> str:
+def _sentence(finding: Finding, findings: Sequence[Finding], signals: Signals) -> str:
     text = f"{finding.title}; {finding.fix.text}"
     if finding.gain is not None:
         text += f": about {finding.gain.value:.2f} times as fast ({finding.gain.low:.2f} to {finding.gain.high:.2f})"
     waited = signals.time.share(signals.contention.outside())
     if finding.id != "busy-host" and waited >= WORTH_A_VERDICT and (who := who_has_the_cores(signals)):
         text += f". Besides, {percent(waited)} of the run waits for cores that {who[0][0]}"
+    later = _recurring(findings, signals) if finding.cause == "startup" else None
+    if later is not None:
+        text += f". A longer run is held back by something else: {later.title}"
     return text + "."
+
+
+def _recurring(findings: Sequence[Finding], signals: Signals) -> Finding | None:
+    """What costs most of the time after the start, where that is much: a longer run hardly notices its start. Cores
+    that others took while it started are part of the start."""
+    stepping = signals.time.wall_seconds - signals.startup_seconds
+
+    def later(finding: Finding) -> float:
+        start = signals.contention.outside("startup") if finding.id == "busy-host" else 0.0
+        return finding.saved_seconds - start if finding.cause and finding.cause != "startup" else 0.0
+
+    most = max(findings, key=later)
+    return most if later(most) >= RECURS_SHARE * stepping and later(most) > 0 else None
 
 
 def _clean_bill(shares: dict[str, float]) -> str:

@@ -17,6 +17,7 @@ from flatout.diagnosis.model.memory import MemoryUse
 from flatout.diagnosis.model.run import RunParts, break_even_epochs
 from flatout.diagnosis.step_model import StepTime, cold, modelled_step, ranks_here, sample_costs, steps_per_epoch
 from flatout.errors import RunDirectoryError
+from flatout.html_view import html_of
 
 LEVEL = 0.8
 """What share of outcomes intervals are meant to hold."""
@@ -45,6 +46,7 @@ class Prediction:
     """What the figures do not say: sentences for people."""
     whole_epoch: Interval | None = None
     """With its validation, checkpoints and share of what the first takes longer: what tables call the actual epoch."""
+    _repr_html_ = html_of
 
     def to_dict(self) -> dict[str, Any]:
         parts = {

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from flatout.engine import checkpoint
+from flatout.engine.weight_files import read_weights
 from flatout.errors import ConfigError
 
 
@@ -20,7 +21,7 @@ def averaged_weights(folder: Path, count: int, better: str) -> tuple[dict[str, T
             f"{folder} has {len(chosen)} checkpoints to average, not {count}; "
             "ask for fewer, or train with a larger checkpoint.keep_top"
         )
-    return mean([_validated(checkpoint.load(each.path).tensors) for each in chosen]), [each.step for each in chosen]
+    return mean([read_weights(each.path).tensors for each in chosen]), [each.step for each in chosen]
 
 
 def mean(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -34,12 +35,3 @@ def mean(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
             value = (total / len(states)).to(value.dtype)
         result[name] = value
     return result
-
-
-def _validated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The model's state, with averaged parameters where the checkpoint has them."""
-    model, average = (
-        {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        for prefix in ("model/", "ema/average/")
-    )
-    return model | average

@@ -1,5 +1,5 @@
 """What a CUDA device gets that nobody has to ask for: 16-bit arithmetic, TF32, kernels chosen by measuring.
-Nothing here changes what a CPU, an Apple GPU or an emulated device does."""
+Nothing here changes what an Apple GPU or an emulated device does, nor a CPU unless speedups is auto."""
 
 from typing import Any
 
@@ -39,9 +39,11 @@ def describe_arithmetic(config: Config, device: Device) -> dict[str, Any]:
 
 
 def say_arithmetic(config: Config, device: Device) -> list[str]:
-    """One line for the log of a run on CUDA, where fp32 need not mean 24 bits."""
+    """One line for the log of a run whose numbers are not all of 24 bits: on CUDA fp32 need not mean that."""
+    precision = choose_precision(config, device)
+    if device.kind == "cpu" and precision != "fp32":
+        return [f"arithmetic: {precision} (train.precision=fp32 for all 24 bits)"]
     if device.kind != "cuda":
         return []
     rest = "TF32 (train.tf32=false for all 24 bits)" if config.train.tf32 else "fp32"
-    precision = choose_precision(config, device)
     return [f"arithmetic: {rest if precision == 'fp32' else f'{precision}, and {rest} in what stays fp32'}"]

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import platform
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,9 @@ import torch
 
 from flatout.decisions.compute import DeviceFacts, choose_device_kind, queues_work
 from flatout.errors import ConfigError
+from flatout.machine.cpu import cpu_flags, cpu_name
+
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86 and, the last, of ARM
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Device:
     @property
     def sixteen_bit(self) -> str | None:
         """The 16-bit arithmetic it has units for: bf16, or fp16 on cards before Ampere; None for neither."""
+        if self.kind == "cpu" and BF16_FLAGS & cpu_flags():
+            return "bf16"
         if self.kind != "cuda":
             return None
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -77,15 +81,6 @@ def grow_segments(environment: MutableMapping[str, str]) -> None:
     the device is first used; whoever has set either name is left alone."""
     if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & environment.keys():
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def cpu_name() -> str:
-    """The model name of the processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> None:

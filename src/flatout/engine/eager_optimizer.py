@@ -1,8 +1,8 @@
 """What the optimizers of flatout have in common: no compiler around a step, and the moments of Adam."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,21 +49,27 @@ class GroupedSteps(EagerOptimizer):
     """Steps group by group, many tensors at a time; nothing of it waits for the device. Groups have `fused` as torch's
     own do: steps are counted on the device, where fp16 leaves out those that overflowed."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    eps = 1e-8
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        fused: bool | None = None,
+        **more: float,
+    ) -> None:
+        values = {"lr": lr, "betas": betas, "eps": self.eps, "weight_decay": weight_decay, "fused": fused}
+        super().__init__(params, {**values, **more})
+        self._step_supports_amp_scaling = bool(fused)
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody here steps with a closure
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
                 self._step_group(parameters, group)
-        return loss
 
     def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         raise NotImplementedError

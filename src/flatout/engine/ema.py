@@ -1,12 +1,16 @@
-"""An exponential moving average of the weights: often the better model to validate, for one multiply-add per step."""
+"""Averages of the weights, exponential or over the end of a run: often the better model to validate, for one
+multiply-add per step."""
 
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from flatout.config.schema import TrainConfig
 from flatout.errors import ConfigError
 
 
@@ -22,14 +26,20 @@ class Ema:
     warm_up: bool
     averages: dict[str, Tensor]
     updates: int = 0
+    counts: bool = True  # whether the present steps are averaged
 
     @classmethod
     @torch.no_grad()
-    def start(cls, model: nn.Module, decay: float, warm_up: bool = True) -> "Ema":
+    def start(cls, model: nn.Module, decay: float, warm_up: bool = True) -> Self:
         """An average that begins at the model's present weights."""
-        if not 0 <= decay < 1:
-            raise ConfigError(f"train.ema is {decay:g}; a decay must be at least 0 and below 1, for example 0.999")
         return cls(decay, warm_up, {name: p.detach().clone() for name, p in model.named_parameters()})
+
+    def restarted(self, model: nn.Module) -> Self:
+        """From the model's present weights."""
+        return self.start(model, self.decay, self.warm_up)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Before the first step that an attempt does in each epoch."""
 
     def next_decay(self) -> float:
         """With warm-up, early averages forget the random start fast: 0.1, 0.18, 0.25, ... up to `decay`."""
@@ -38,9 +48,10 @@ class Ema:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Once after every optimizer step that changed the weights."""
-        averages, weights = self._pairs(model)
-        torch._foreach_lerp_(averages, weights, 1 - self.next_decay())
-        self.updates += 1
+        if self.counts:
+            averages, weights = self._pairs(model)
+            torch._foreach_lerp_(averages, weights, 1 - self.next_decay())
+            self.updates += 1
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
@@ -78,6 +89,53 @@ class Ema:
     def _pairs(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         named = [(self.averages[name], p.detach()) for name, p in model.named_parameters()]
         return [average for average, _ in named], [weight for _, weight in named]
+
+
+@dataclass
+class Swa(Ema):
+    """The plain mean of the weights of all steps from an epoch on (stochastic weight averaging, Izmailov et al., 2018).
+
+    Before that epoch there is no average, and the model is validated as it is. Here too norms keep their live
+    statistics: the paper's second pass over the data to measure them would cost a third of an epoch.
+    """
+
+    first_epoch: int = 0
+
+    @classmethod
+    def over_end(cls, model: nn.Module, share: float, epochs: int) -> Self:
+        """Of a run of `epochs`, from this share of them on; always of the last epoch."""
+        started = cls.start(model, 0.0)
+        started.first_epoch = min(epochs - 1, math.ceil(share * epochs))
+        return started
+
+    def restarted(self, model: nn.Module) -> Self:
+        return replace(self, averages=self.start(model, 0.0).averages, updates=0)
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.counts = epoch >= self.first_epoch
+
+    def next_decay(self) -> float:
+        return self.updates / (self.updates + 1)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        with super().applied(model) if self.updates else nullcontext():
+            yield
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = super().tensors()
+        return found if self.updates else {"updates": found["updates"]}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors.keys() != {"updates"}:
+            super().load(tensors)
+
+
+def average_for(model: nn.Module, train: TrainConfig, ema: type[Ema] = Ema, swa: type[Swa] = Swa) -> Ema | None:
+    """What the recipe asks for, by these kinds of averages."""
+    if train.swa is not None:
+        return swa.over_end(model, train.swa, train.epochs)
+    return None if train.ema is None else ema.start(model, train.ema)
 
 
 @torch.no_grad()

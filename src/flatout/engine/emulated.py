@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.engine.eager_optimizer import EagerOptimizer
-from flatout.engine.ema import Ema
+from flatout.engine.ema import Ema, Swa
 from flatout.engine.lookahead import Lookahead
 from flatout.engine.precision import Precision
 from flatout.tasks.classification.emulated_model import EmulatedModel
@@ -68,12 +68,16 @@ class EmulatedPrecision(Precision):
 
 class EmulatedEma(Ema):
     def update(self, model: nn.Module) -> None:
-        self.updates += 1
+        self.updates += self.counts
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Validation computes nothing with the weights."""
         yield
+
+
+class EmulatedSwa(EmulatedEma, Swa):
+    """The same of the other kind of average."""
 
 
 class EmulatedLookahead(Lookahead):

@@ -9,16 +9,22 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from flatout.config.schema import Config
+from flatout.config.schema import Config, ModelConfig
 from flatout.engine.channels_last import to_channels_last
 from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import Device
 from flatout.engine.eager_optimizer import EagerOptimizer
-from flatout.engine.ema import Ema
-from flatout.engine.emulated import EmulatedEma, EmulatedLookahead, EmulatedOptimizer, EmulatedPrecision
+from flatout.engine.ema import Ema, Swa, average_for
+from flatout.engine.emulated import (
+    EmulatedEma,
+    EmulatedLookahead,
+    EmulatedOptimizer,
+    EmulatedPrecision,
+    EmulatedSwa,
+)
 from flatout.engine.lookahead import Lookahead
 from flatout.engine.optimizers import load_optimizer_tensors, optimizer_for, optimizer_tensors
-from flatout.engine.parameters import freeze
+from flatout.engine.parameters import check_later_freezing, freeze, freeze_until
 from flatout.engine.precision import Precision, build_precision
 from flatout.engine.sharded_tensors import gather_full, shard_like
 from flatout.errors import ConfigError
@@ -38,6 +44,13 @@ class Learner:
     ema: Ema | None
     device: Device
     lookahead: Lookahead | None = None
+
+    def begin_epoch(self, config: ModelConfig, epoch: int) -> None:
+        """Before the first step that an attempt does in each epoch."""
+        self.model.train()
+        freeze_until(self.model, config, epoch)
+        if self.ema is not None:
+            self.ema.begin_epoch(epoch)
 
     def each_tensor(self) -> Iterator[tuple[str, Tensor]]:
         """Weights, optimizer state, averages and random state, by name; every tensor that decides what comes next.
@@ -66,13 +79,13 @@ class Learner:
         load_weights(self.model, tensors)
         self.load_optimizer(tensors)
         if self.ema is not None:
-            if averages := _under("ema/", tensors):
+            if averages := under("ema/", tensors):
                 self.ema.load(averages)
             else:
-                self.ema = self.ema.start(self.model, self.ema.decay)
+                self.ema = self.ema.restarted(self.model)
                 notes.append("the checkpoint has no averaged weights: the average starts from its weights")
         if self.lookahead is not None:
-            if slow := _under("lookahead/", tensors):
+            if slow := under("lookahead/", tensors):
                 self.lookahead.load(slow)
             else:
                 self.lookahead = self.lookahead.restarted(self.model)
@@ -85,12 +98,12 @@ class Learner:
     def restart_averages(self) -> None:
         """From the present weights: those before are not to be averaged with."""
         if self.ema is not None:
-            self.ema = self.ema.start(self.model, self.ema.decay)
+            self.ema = self.ema.restarted(self.model)
         if self.lookahead is not None:
             self.lookahead = self.lookahead.restarted(self.model)
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        load_optimizer_tensors(self.model, self.optimizer, _under("optimizer/", tensors))
+        load_optimizer_tensors(self.model, self.optimizer, under("optimizer/", tensors))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -113,16 +126,17 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     torch.manual_seed(train.seed)
     model = task.build_model().to(device.torch)
     freeze(model, config.model.freeze)
+    check_later_freezing(model, config.model)
     if train.channels_last and device.kind != "emulated":
         model = to_channels_last(model, device.kind)
     optimizer = optimizer_for(model, train)
     precision = build_precision(choose_precision(config, device), device.torch.type)
-    average, ahead = Ema, Lookahead
+    averages, ahead = (Ema, Swa), Lookahead
     if device.kind == "emulated":
         assert isinstance(model, EmulatedModel)
-        optimizer, average, ahead = EmulatedOptimizer(optimizer), EmulatedEma, EmulatedLookahead
+        optimizer, averages, ahead = EmulatedOptimizer(optimizer), (EmulatedEma, EmulatedSwa), EmulatedLookahead
         precision = EmulatedPrecision(precision.name, precision.device_type, model=model)
-    ema = average.start(model, train.ema) if train.ema is not None else None
+    ema = average_for(model, train, *averages)
     slow = None if train.lookahead is None else ahead.start(model, train.lookahead, train.lookahead_share)
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
     return Learner(model, compute, compute, optimizer, precision, ema, device, slow)
@@ -130,7 +144,7 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Weights only, from a checkpoint of ours (model/...) or a plain state dict; nothing changes if one is wrong."""
-    given = _under("model/", tensors) or dict(tensors)
+    given = under("model/", tensors) or dict(tensors)
     own = model.state_dict()
     wrong = sorted(name for name in own.keys() | given.keys() if _shape(own, name) != _shape(given, name))
     if wrong:
@@ -153,7 +167,8 @@ def state_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin so, by the rest of their names."""
     return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
 

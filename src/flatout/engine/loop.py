@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from flatout.engine.progress import EpochRecord, Progress, Record, StepRecord, U
 from flatout.engine.schedules import learning_rate, warmup_steps
 from flatout.errors import NotFinite, RunFailed
 from flatout.sampling import ids_digest
-from flatout.tasks.protocol import Sums, Task
+from flatout.tasks.protocol import JudgesSamples, Sums, Task
 from flatout.timeline import Recorder
 
 _MOST_UNREAD = 1000  # batches that are remembered by their samples
@@ -68,7 +68,7 @@ def train(job: Job) -> Iterator[Record]:
     job.stopped = _stop_of_epochs(progress, config)
     while job.stopped is None and not nothing_left(progress, config):
         progress.ended = False
-        job.learner.model.train()
+        job.learner.begin_epoch(config.model, progress.epoch)
         job.feed = Feed(job.source.epoch(progress.epoch, progress.batch_index), job.copies, job.recorder)
         while not _steps_done(progress, config):
             started = time.perf_counter()
@@ -141,6 +141,9 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
     reads_loss = (progress.step + 1) % job.log_every == 0 or not job.gradients_verified
     with span("copy"):
         inputs = job.copies.inputs(batch)
+    selects = job.config.train.selects(batch.epoch)
+    if selects and len(batch.sample_ids) > 0:
+        inputs = _harder(job, inputs)
     global_batch = ranks.exchange_batch(progress.step + 1, task.weight(inputs), batch, job.stop_reason)
     if len(batch.sample_ids) == 0 and global_batch.samples == 0:
         progress.batch_index += 1
@@ -187,8 +190,20 @@ def _step(job: Job, batch: AnyBatch, started: float, data_wait_seconds: float) -
             time.time(),
             time.thread_time() - cpu_before,
             *by_rank,
+            skipped_samples=round(global_batch.samples - global_batch.weight) if selects else None,
             group_rates=group_rates(learner.optimizer.param_groups),  # type: ignore[misc]  # *by_rank ends before it
         )
+
+
+def _harder(job: Job, inputs: Any) -> Any:
+    """What of the inputs is to be trained on (train.selective), by the model as it would be validated."""
+    learner = job.learner
+    learner.model.eval()
+    try:
+        with job.recorder.span("forward"), torch.no_grad(), learner.precision.autocast():
+            return cast(JudgesSamples, job.task).harder(learner.compute, inputs)
+    finally:
+        learner.model.train()
 
 
 def _look_ahead(job: Job) -> float:
@@ -218,9 +233,7 @@ def _set_learning_rate(job: Job) -> float:
     warmup = warmup_steps(train, job.source.batches_per_epoch)
     done = job.progress.epoch * job.source.batches_per_epoch + job.progress.batch_index
     peak = train.lr if job.peak_rate is None else job.peak_rate
-    job.rate = learning_rate(
-        train.schedule, done, job.total_steps, peak, warmup, train.milestones, train.gamma, train.schedule_options
-    )
+    job.rate = learning_rate(train, done, job.total_steps, peak, warmup)
     set_rates(job.learner.optimizer.param_groups, job.rate)
     return job.rate
 

@@ -61,19 +61,8 @@ class Muon(GroupedSteps):
 
     kind, state_names = "muon", frozenset({"momentum_buffer", "step", "exp_avg", "exp_avg_sq"})
 
-    def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        lr: float,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        fused: bool | None = None,
-    ) -> None:
-        values = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**values, "orthogonal": False, "fused": fused})
-        self._step_supports_amp_scaling = bool(fused)
+    def __init__(self, params: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95, **options: Any) -> None:
+        super().__init__(params, lr, momentum=momentum, orthogonal=False, **options)
 
     def names_of(self, group: dict[str, Any]) -> frozenset[str]:
         momentum = frozenset({"momentum_buffer"})

@@ -170,20 +170,7 @@ class Lamb(GroupedSteps):
     step size. The trust ratio stays on the device, so a step never waits for it.
     """
 
-    kind, state_names = "lamb", frozenset({"step", "exp_avg", "exp_avg_sq"})
-
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        fused: bool | None = None,
-    ) -> None:
-        """`fused` as in torch's own: steps are counted on the device, where fp16 leaves out those that overflowed."""
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": fused})
-        self._step_supports_amp_scaling = bool(fused)
+    kind, state_names, eps = "lamb", frozenset({"step", "exp_avg", "exp_avg_sq"}), 1e-6
 
     def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         left_out = self._left_out(parameters)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from flatout.config.schema import TrainConfig
+from flatout.config.schema import ModelConfig, TrainConfig
 from flatout.errors import ConfigError
 from flatout.tasks.classification.emulated_model import EmulatedModel
 
@@ -33,13 +33,32 @@ def chosen(names: Collection[str], patterns: Sequence[str], key: str) -> set[str
     return found
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+def freeze_until(model: nn.Module, config: ModelConfig, epoch: int) -> None:
+    """Before an epoch, what model.freeze_from names for it and for those before: every attempt freezes the same."""
+    for first in sorted(config.freeze_from):
+        if first <= epoch:
+            freeze(model, config.freeze_from[first], f"model.freeze_from.{first}")
+
+
+def check_later_freezing(model: nn.Module, config: ModelConfig) -> None:
+    """Before a run, what would be wrong in the middle of it."""
+    trained = {name for name, p in bare(model).named_parameters() if p.requires_grad}
+    names = [name for name, _ in bare(model).named_parameters()]
+    for first in sorted(config.freeze_from):
+        trained -= chosen(names, config.freeze_from[first], f"model.freeze_from.{first}")
+    if not trained:
+        raise ConfigError(
+            f"model.freeze_from is {config.freeze_from}, which is all of the model in the end; leave something"
+        )
+
+
+def freeze(model: nn.Module, patterns: Sequence[str], key: str = "model.freeze") -> None:
     """These parameters stay as they are to the bit, and so do the statistics of norms all of whose own are frozen."""
     inner = bare(model)
     named = dict(inner.named_parameters())
-    names = chosen(named, patterns, "model.freeze")
+    names = chosen(named, patterns, key)
     if names and not any(p.requires_grad for name, p in named.items() if name not in names):
-        raise ConfigError(f"model.freeze is {list(patterns)}, which is all of the model; leave something to be trained")
+        raise ConfigError(f"{key} is {list(patterns)}, which is all of the model; leave something to be trained")
     for name in names:
         named[name].requires_grad_(False)
     for path, module in inner.named_modules():

@@ -101,8 +101,6 @@ class Autocast(nn.Module):
 
 def build_precision(name: str, device_type: str) -> Precision:
     """`device_type` is torch's: cpu, cuda or mps."""
-    if name not in DTYPES:
-        raise ConfigError(f"train.precision is {name!r}; it must be one of {', '.join(DTYPES)}")
     if name == "fp16" and device_type != "cuda":
         raise ConfigError(f"train.precision is fp16, which needs a CUDA device, not {device_type}; use bf16 or fp32")
     return Precision(name, device_type, GradScaler(device_type) if name == "fp16" else None)

@@ -43,6 +43,7 @@ class StepRecord:
     late_seconds: float | None = None  # by how much, behind the median rank
     bytes_sent: int | None = None  # over the ranks' interface, by this machine
     bytes_received: int | None = None
+    skipped_samples: int | None = None  # of `samples`, those that were looked at and not trained on (train.selective)
     group_rates: Mapping[str, float] = field(default_factory=dict)  # columns of their own, where the recipe has groups
 
 

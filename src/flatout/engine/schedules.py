@@ -1,65 +1,46 @@
 """The learning rate as a pure function of the step: nothing to store, nothing to restore."""
 
-import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 from flatout import plugins
 from flatout.config.schema import TrainConfig
 from flatout.config.sections.train import SCHEDULES
 from flatout.errors import ConfigError
 
-_MILESTONES = (1 / 3, 2 / 3, 8 / 9)  # epochs 30, 60 and 80 of 90: the classic ImageNet recipe
 _ONE_CYCLE_START = 1 / 25  # of the peak
 _ONE_CYCLE_END = 1 / 250_000
 _ONE_CYCLE_RISE = 0.3  # of the run, where no warm-up is asked for
 
 
-def learning_rate(
-    schedule: str,
-    step: int,
-    total_steps: int,
-    peak: float,
-    warmup_steps: int = 0,
-    milestones: Sequence[float] = _MILESTONES,
-    gamma: float = 0.1,
-    options: Mapping[str, Any] | None = None,
-) -> float:
+def learning_rate(train: TrainConfig, step: int, total_steps: int, peak: float, warmup_steps: int = 0) -> float:
     """The rate for step 0, 1, ... `total_steps` - 1; what ends at zero does so at `total_steps`, so every step counts.
 
     Warm-up rises in a line through `warmup_steps` nonzero rates and meets the peak at step `warmup_steps`.
     `milestones` are shares of the whole run, warm-up included, after each of which `step` multiplies by `gamma`.
     """
-    if plugins.is_user_code("schedules", schedule):
-        return _own_rate(schedule, step, total_steps, peak, warmup_steps, options or {})
-    _check(schedule)
+    schedule = train.schedule
+    if schedule not in SCHEDULES:
+        return _own_rate(train, step, total_steps, peak, warmup_steps)
     if schedule == "one-cycle":
         return peak * _one_cycle(step, total_steps, warmup_steps or _rise_steps(total_steps))
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
     if schedule == "step":
-        return peak * gamma ** sum(step >= share * total_steps for share in milestones)
+        return peak * train.gamma ** sum(step >= share * total_steps for share in train.milestones)
     if schedule == "inverse-sqrt":
         return peak * math.sqrt((warmup_steps + 1) / (step + 1))
     return peak * _DECAYS[schedule](_progress(step, warmup_steps, total_steps))
 
 
-def describe(
-    schedule: str,
-    total_steps: int,
-    peak: float,
-    warmup_steps: int = 0,
-    milestones: Sequence[float] = _MILESTONES,
-    gamma: float = 0.1,
-    options: Mapping[str, Any] | None = None,
-) -> str:
+def describe(train: TrainConfig, total_steps: int, peak: float, warmup_steps: int = 0) -> str:
     """One sentence fragment for reports: `cosine from 0.5 to 0 over 790 steps after 79 warm-up steps`."""
-    if plugins.is_user_code("schedules", schedule):  # asked for all along: a mistake is found before the first step
+    schedule = train.schedule
+    if schedule not in SCHEDULES:  # asked for all along: a mistake is found before the first step
         asked = sorted({round(part * (total_steps - 1) / 999) for part in range(1000)})
-        rates = [_own_rate(schedule, each, total_steps, peak, warmup_steps, options or {}) for each in asked]
+        rates = [_own_rate(train, each, total_steps, peak, warmup_steps) for each in asked]
         return f"{schedule} from {rates[0]:.4g} to {rates[-1]:.4g} over {total_steps} steps, at most {max(rates):.4g}"
-    _check(schedule)
     if schedule == "one-cycle":
         rise = min(warmup_steps or _rise_steps(total_steps), total_steps)
         low, end = peak * _ONE_CYCLE_START, peak * _ONE_CYCLE_END
@@ -67,11 +48,11 @@ def describe(
     after = f" after {warmup_steps} warm-up steps" if warmup_steps else ""
     steps = max(0, total_steps - warmup_steps)
     if schedule == "step":
-        at = " and ".join(str(math.ceil(share * total_steps)) for share in milestones)
-        return f"step from {peak:g}, times {gamma:g} at steps {at} of {total_steps}{after}"
+        at = " and ".join(str(math.ceil(share * total_steps)) for share in train.milestones)
+        return f"step from {peak:g}, times {train.gamma:g} at steps {at} of {total_steps}{after}"
     if schedule == "constant":
         return f"constant at {peak:g} for {steps} steps{after}"
-    end = learning_rate(schedule, total_steps, total_steps, peak, warmup_steps)
+    end = learning_rate(train, total_steps, total_steps, peak, warmup_steps)
     return f"{schedule} from {peak:g} to {end:.4g} over {steps} steps{after}"
 
 
@@ -87,7 +68,8 @@ class Schedule(Protocol):
 _own: dict[tuple[str, str], Schedule] = {}
 
 
-def _own_rate(name: str, step: int, total_steps: int, peak: float, warmup: int, options: Mapping[str, Any]) -> float:
+def _own_rate(train: TrainConfig, step: int, total_steps: int, peak: float, warmup: int) -> float:
+    name, options = train.schedule, train.schedule_options
     key, what = (name, repr(options)), f"train.schedule is {name!r}"
     with plugins.blamed(what):
         if key not in _own:
@@ -101,13 +83,6 @@ def _own_rate(name: str, step: int, total_steps: int, peak: float, warmup: int, 
 def warmup_steps(train: TrainConfig, batches_per_epoch: int) -> int:
     """Steps of the warm-up: train.warmup_steps, or train.warmup_epochs counted in steps."""
     return round(train.warmup_epochs * batches_per_epoch) if train.warmup_steps is None else train.warmup_steps
-
-
-def _check(schedule: str) -> None:
-    if schedule not in SCHEDULES:
-        close = difflib.get_close_matches(schedule, SCHEDULES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"train.schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}{hint}")
 
 
 def _progress(step: int, start: int, end: int) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatout.config.loading import load_config
 from flatout.config.tasks import metric_named
 from flatout.engine import checkpoint
+from flatout.engine.learner import under
 from flatout.errors import BadFile, ConfigError, FlatoutError
 from flatout.untrusted import require_regular
 
@@ -20,7 +21,6 @@ RUN = "run:"
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 _NESTED = ("state_dict", "model_state_dict", "model", "net", "module", "weights")
 """Where training scripts keep the weights in what they save."""
-_AVERAGES, _OURS = "ema/average/", "model/"
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ def _of_run(folder: Path) -> Path:
 
 def _of_ours(tensors: dict[str, Tensor], what: str, classes: list[str] | None = None) -> FoundWeights:
     """Of a checkpoint of flatout the weights alone: averaged ones where there are any, since those were validated."""
-    own = {name.removeprefix(_OURS): value for name, value in tensors.items() if name.startswith(_OURS)}
-    averages = {name.removeprefix(_AVERAGES): value for name, value in tensors.items() if name.startswith(_AVERAGES)}
-    return FoundWeights({**own, **averages} or tensors, what, tuple(classes or ()) or None, bool(averages))
+    averages = under("ema/average/", tensors)
+    return FoundWeights(
+        {**under("model/", tensors), **averages} or tensors, what, tuple(classes or ()) or None, bool(averages)
+    )
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:

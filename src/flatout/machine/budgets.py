@@ -53,10 +53,15 @@ def usable_cores() -> int:
 
 
 def disk_budget_bytes(folder: Path) -> int:
-    """What caches and staged data may take of the disk that holds `folder`, which need not exist yet."""
+    """What caches and staged data may take of the disk that holds `folder`."""
+    return int(free_bytes(folder) * _DISK_SHARE)
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the disk, or in the memory, that holds `folder`, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
-    return int(psutil.disk_usage(str(folder)).free * _DISK_SHARE)
+    return psutil.disk_usage(str(folder)).free
 
 
 def kept_bytes(folder: Path) -> int:

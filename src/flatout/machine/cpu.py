@@ -1,6 +1,7 @@
 """CPU time: of each core, of the machine, and of this process with its workers."""
 
 import os
+import platform
 from typing import Any
 
 from flatout.machine.cgroup import Limits, throttled_seconds
@@ -10,6 +11,20 @@ from flatout.machine.sampler import Cell
 
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 _COUNTED = 8  # guest time, which follows, is part of user time already
+
+
+def cpu_name() -> str:
+    """The model name of the processor."""
+    lines = (read_text("/proc/cpuinfo") or "").splitlines()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def cpu_flags() -> set[str]:
+    """What the processor says that it can do, in Linux's words; empty elsewhere."""
+    lines = (read_text("/proc/cpuinfo") or "").splitlines()
+    flags = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    return set(next(flags, "").split())
 
 
 def parse_cores(text: str | None) -> dict[int, tuple[int, ...]]:

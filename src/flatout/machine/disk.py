@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.machine.files import read_text
+from flatout.machine.mounts import deepest_mount
 from flatout.machine.sampler import Cell
 
 _SECTOR_BYTES = 512  # of these counters, whatever the disk's own sectors are
@@ -36,23 +37,12 @@ def find_disk(path: Path) -> tuple[str, str] | None:
     try:
         number = os.stat(path).st_dev
         if os.major(number) == 0:  # btrfs and others number their own; the mount table names the disk below
-            source = mount_source(os.path.realpath(path), read_text("/proc/self/mountinfo") or "")
+            _, source = deepest_mount(os.path.realpath(path), read_text("/proc/self/mountinfo") or "")
             number = os.stat(source).st_rdev if source.startswith("/dev/") else 0
         place = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
         return os.path.basename(os.path.realpath(place, strict=True)), f"{place}/stat"
     except OSError:
         return None
-
-
-def mount_source(real_path: str, mounts: str) -> str:
-    """What is mounted at the deepest mount point above a path."""
-    depth, source = -1, ""
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split(" ")[4].rstrip("/")
-        if (real_path == point or real_path.startswith(point + "/")) and len(point) >= depth:
-            depth, source = len(point), after.split(" ")[1]
-    return source
 
 
 class DiskReader:

@@ -1,4 +1,4 @@
-"""Is a path on a network or user-space file system? Then each open costs a round trip, and staging may pay."""
+"""What is mounted where. On a network or user-space file system each open costs a round trip, and staging may pay."""
 
 import os
 import re
@@ -18,18 +18,24 @@ def is_fuse_mount(path: str) -> str | None:
 
 
 def remote_type(real_path: str, mountinfo: str) -> str | None:
-    """Decided from the text of /proc/self/mountinfo; the deepest mount above the path counts, of equals the last."""
-    depth, kind = -1, ""
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        mount_point = _unescape(before.split(" ")[4])
-        inside = real_path == mount_point or real_path.startswith(mount_point.rstrip("/") + "/")
-        if inside and len(mount_point) >= depth:
-            file_system, source = after.split(" ")[:2]
-            # mountpoint-s3 and blobfuse mount as plain "fuse" and give their name as the source
-            depth, kind = len(mount_point), f"fuse.{source}" if file_system == "fuse" else file_system
+    """Decided from the text of /proc/self/mountinfo."""
+    file_system, source = deepest_mount(real_path, mountinfo)
+    # mountpoint-s3 and blobfuse mount as plain "fuse" and give their name as the source
+    kind = f"fuse.{source}" if file_system == "fuse" else file_system
     is_remote = kind in _REMOTE or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
     return kind if is_remote else None
+
+
+def deepest_mount(real_path: str, mountinfo: str) -> tuple[str, str]:
+    """Type and source of what is mounted at the deepest mount point above a path, of equals the last."""
+    depth, found = -1, ("", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = _unescape(before.split(" ")[4]).rstrip("/")
+        if (real_path == point or real_path.startswith(point + "/")) and len(point) >= depth:
+            kind, source = after.split(" ")[:2]
+            depth, found = len(point), (kind, source)
+    return found
 
 
 def _unescape(text: str) -> str:

@@ -34,6 +34,14 @@ def default_interface(routes: str | None) -> str | None:
     return min(found)[1] if found else None
 
 
+def is_local(host: str) -> bool:
+    """Whether it is a loopback address. Of names only localhost is trusted to be one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def interface_to(host: str | None) -> str | None:
     """The interface that packets to an address leave by; names are not looked up, that would be traffic itself."""
     if host is None:

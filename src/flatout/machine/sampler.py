@@ -45,7 +45,6 @@ class Monitor:
         self._noted: set[str] = set()
         self.description: dict[str, dict[str, Any]] = {}
         """What each reader says of itself, once it is open."""
-        self._latest: dict[str, Cell] | None = None
         self._sampled: float | None = None
         self._ending = threading.Event()
         self._over = False
@@ -54,10 +53,6 @@ class Monitor:
     def start(self) -> "Monitor":
         self._thread.start()
         return self
-
-    def latest(self) -> dict[str, Cell] | None:
-        """The newest row, for a progress bar or a dashboard."""
-        return self._latest
 
     def stop(self) -> None:
         """One last row, then the end. Returns within two seconds even if a reader hangs."""
@@ -98,7 +93,6 @@ class Monitor:
             self._guarded(name, lambda: cells.update(reader.read(interval_seconds)))  # noqa: B023
             self._columns[name] = tuple(cells)
             row |= cells
-        self._latest = row
         if not self._over:  # the table may be closed by now
             self._guarded("system.csv", lambda: self._write(row))
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import csv
 import difflib
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.errors import ConfigError
 
+_DETAIL = re.compile(r"\d+gb|sxm\d?|pcie|nvl")
+_VARIANTS = {"ti", "super", "laptop", "max", "ada"}
+_SAID_OTHERWISE = {"hbm3": "sxm5"}
+"""Words of a driver for what specs.csv calls otherwise."""
 _SPECS = Path(__file__).with_name("specs.csv")
 
 
@@ -74,3 +79,28 @@ def find_card(name: str) -> Card:
     close = difflib.get_close_matches(name.lower(), list(by_case), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(by_case[each].name for each in close)}?" if close else ""
     raise ConfigError(f"no card is called {name!r}; {hint or 'flatout prices show --cards lists them'}")
+
+
+def card_of_device(device: str) -> Card | None:
+    """By the name a driver gives a device (`Tesla V100-SXM2-16GB`); None where no card of specs.csv is meant, or a
+    variant of one (Ti, Laptop). Memory and slot decide between cards of one name."""
+    words = _words(device)
+    words |= {other for word, other in _SAID_OTHERWISE.items() if word in words}
+
+    def details(card: Card) -> set[str]:
+        return {word for word in _words(card.name) if _DETAIL.fullmatch(word)}
+
+    def said(card: Card) -> tuple[int, int, int]:
+        own = details(card)
+        return len(_words(card.name) - own), len(own & words), -len(own - words)
+
+    meant = [
+        card
+        for card in load_cards().values()
+        if _words(card.name) - details(card) <= words and _words(card.name) & _VARIANTS == words & _VARIANTS
+    ]
+    return max(meant, key=said, default=None)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))

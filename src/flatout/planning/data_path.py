@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 from flatout.cost.machines import Machine
+from flatout.decisions.choice import AUTO
+from flatout.decisions.loading import choose_workers
 from flatout.diagnosis.model.input import Loading, PreparationCosts, batches_per_second, fetch_seconds
 from flatout.diagnosis.model.interval import Interval
 
@@ -150,6 +152,11 @@ def store_name(samples: Samples, machine: Machine, epochs: int) -> str:
     return machine.local_disk if machine.local_disk in STORES else "unknown"
 
 
+def automatic_workers(machine: Machine, cores: float) -> int:
+    """Of each rank, as training chooses them."""
+    return choose_workers(AUTO, math.ceil(cores / machine.gpus), "cuda").value
+
+
 def _loading(store: StoreClass, machine: Machine, cores: float) -> tuple[Loading, str, bool]:
     """With what limits the store, and whether that is known."""
     cap, limit, known = store.bytes_per_second, "disk", store is not STORES["unknown"]
@@ -158,5 +165,5 @@ def _loading(store: StoreClass, machine: Machine, cores: float) -> tuple[Loading
         network = (machine.network_gbps or _UNKNOWN_NETWORK_GBPS) * 1e9 / 8
         if network < cap:
             cap, limit = network, "network"
-    workers = max(1.0, math.ceil(cores))
+    workers = float(machine.gpus * automatic_workers(machine, cores))
     return Loading(workers, cores, in_flight=1.0, fetchers=store.fetchers, storage_bytes_per_second=cap), limit, known

@@ -20,8 +20,8 @@ from flatout.planning.speed import NAMES, Floats, columns_of, step_seconds
 from flatout.planning.work import TracedWork
 
 _SHIPPED = Path(__file__).with_name("coefficients.json")
-_UNKNOWN_MODEL = 0.08
-"""Added to the spread, in logarithms, for a model that nobody published a speed of."""
+_UNKNOWN_MODEL = "unknown model"
+"""Added to the spread for a model that nobody published a speed of."""
 
 
 class Basis(StrEnum):
@@ -100,7 +100,7 @@ def speed_of(
     told = told or load_coefficients()
     seconds = {size: _seconds(work, size, card, arithmetic, channels_last, model, told) for size in (batch, batch / 2)}
     basis = basis_of(card, model, arithmetic, told)
-    wide = told.spread[basis] + (0.0 if f"model:{model}:{arithmetic}" in told.offsets else _UNKNOWN_MODEL)
+    wide = told.spread[basis] + (0.0 if f"model:{model}:{arithmetic}" in told.offsets else told.spread[_UNKNOWN_MODEL])
     factor = 1.0
     if correction is not None:
         factor, basis = correction.factor, Basis.OWN

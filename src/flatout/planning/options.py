@@ -13,7 +13,7 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import RunParts
 from flatout.diagnosis.model.step import step_seconds
 from flatout.planning.cards import Card
-from flatout.planning.data_path import DataFeed, Samples, feed_of, store_name
+from flatout.planning.data_path import DataFeed, Samples, automatic_workers, feed_of, store_name
 from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_share, speed_of
 from flatout.planning.memory import MemoryParts, MemorySetup, largest_batch, memory_of
 from flatout.planning.work import TracedWork
@@ -25,8 +25,13 @@ _EXCHANGE_LATENCY_SECONDS = 40e-6
 _NVLINK_SHARE, _PCIE_SHARE, _NETWORK_SHARE = 0.35, 0.35, 0.95
 """What an all-reduce gets of the stated rates: NVLink's counts both directions, PCIe goes through the host; a port is
 filled but for the headers (story B sat at exactly 100 Mb/s)."""
+_STRAGGLING = Interval(0.017, 0.003, 0.045)
+"""Of a step, for each doubling of the ranks: they wait for the slowest, and the exchange takes its share of each card.
+As ResNets were published on two, four and eight cards of one machine."""
 _UNKNOWN_NETWORK_GBPS = 10.0
 _MOST_PARTS = 64
+_WORTH_DOUBLING = 1.05
+"""Speed that twice the batch must bring to be advised."""
 _RESIZED_SHARE = 0.35
 """What decoding an image of 256 pixels takes of decoding a photograph of 500."""
 
@@ -144,7 +149,7 @@ def option_for(job: PlannedJob, machine: Machine, card: Card, spot: bool = False
     part = math.ceil(job.batch / held.setup.accumulate)
     speed = speed_of(held.work, part, card, arithmetic, job.channels_last, job.model, job.correction)
     device = speed.seconds * held.setup.accumulate
-    exposed = _exposed(job, machine, card, held.work, device.value, ranks)
+    exposed = exposed_exchange(job.nodes, machine, card, held.work, device.value)
     host_cores = machine.gpus * host_share(held.work, speed.seconds.value)
     feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host_cores)
     global_batch = job.batch * ranks
@@ -223,11 +228,13 @@ def _make_fit(job: PlannedJob, card: Card, arithmetic: str, ranks: int) -> _Held
     return plain
 
 
-def _exposed(job: PlannedJob, machine: Machine, card: Card, work: TracedWork, device: float, ranks: int) -> Interval:
-    """Gradients on the wire that the backward pass does not hide, bucket by bucket."""
+def exposed_exchange(nodes: int, machine: Machine, card: Card, work: TracedWork, device: float) -> Interval:
+    """Seconds of a step: gradients on the wire that the backward pass does not hide, bucket by bucket. `device` is what
+    the step takes on one card."""
+    ranks = machine.gpus * nodes
     if ranks == 1:
         return Interval.exact(0.0)
-    if job.nodes > 1:
+    if nodes > 1:
         rate = (machine.network_gbps or _UNKNOWN_NETWORK_GBPS) * 1e9 / 8 * _NETWORK_SHARE
     else:
         linked = card.nvlink_gb_s is not None and "only by bridge" not in card.note
@@ -238,8 +245,8 @@ def _exposed(job: PlannedJob, machine: Machine, card: Card, work: TracedWork, de
     def exposed(factor: float) -> float:
         return exposed_seconds(buckets, ranks, Link(rate * factor, _EXCHANGE_LATENCY_SECONDS), device)
 
-    best, worst = (1.05, 0.7) if job.nodes > 1 else (1.6, 0.6)
-    return Interval(exposed(1.0), exposed(best), exposed(worst))
+    best, worst = (1.05, 0.7) if nodes > 1 else (1.6, 0.6)
+    return Interval(exposed(1.0), exposed(best), exposed(worst)) + _STRAGGLING * (device * math.log2(ranks))
 
 
 def _run_seconds(job: PlannedJob, step: Interval, device: Interval, ranks: int, work: TracedWork) -> Interval:
@@ -288,9 +295,16 @@ def _advice(job: PlannedJob, option: Option, feed: DataFeed) -> list[RecipeChang
         resized = min(device, now / _RESIZED_SHARE) / now
         why = f"{feed.vcpus:g} vCPUs decode {feed.per_second.value:.0f} samples/s, the device takes {device:.0f}"
         advice.append(RecipeChange("data.path", "a pack of resized images", why, applied=False, gain=resized))
+        each, automatic = int(feed.vcpus / option.machine.gpus), automatic_workers(option.machine, feed.vcpus)
+        if each > automatic:
+            why = f"{each} vCPUs for each card, of which {automatic} decode by default"
+            more = min(device, now * each / automatic) / now
+            advice.append(RecipeChange("data.workers", each, why, applied=False, gain=more))
     if option.limit in ("store", "network") and option.waiting_share > 0.05 and job.samples.store == "s3":
         why = "the store cannot keep up: copy the data once"
         advice.append(RecipeChange("data.stage", "auto", why, applied=False, gain=device / now))
+    if (larger := _larger_batch(job, option)) is not None:
+        advice.append(larger)
     if option.precision != "amp" and option.card.fp16_tensor_tflops is not None:
         gain = _gain(job, option, job.channels_last)
         advice.append(RecipeChange("train.precision", "auto", "16 bits on tensor cores", applied=False, gain=gain))
@@ -298,6 +312,24 @@ def _advice(job: PlannedJob, option: Option, feed: DataFeed) -> list[RecipeChang
         gain = _gain(job, option, channels_last=True)
         advice.append(RecipeChange("train.channels_last", True, "tensor cores want it", applied=False, gain=gain))
     return advice
+
+
+def _larger_batch(job: PlannedJob, option: Option) -> RecipeChange | None:
+    """Twice the batch as often as that is worth it and fits. The learning rate has to follow, so it is only advice."""
+    if option.speed is None or option.limit != "device" or any(change.applied for change in option.changes):
+        return None
+    work, size, gain = job.works(option.precision == "amp", job.checkpointing), job.batch, 1.0
+    while 2 * size <= option.largest_batch:
+        part = math.ceil(2 * size / job.accumulate)
+        told = speed_of(work, part, option.card, option.precision, job.channels_last, job.model, job.correction)
+        larger = part / told.seconds.value / (math.ceil(job.batch / job.accumulate) / option.speed.seconds.value)
+        if larger < _WORTH_DOUBLING * gain:
+            break
+        size, gain = 2 * size, larger
+    if size == job.batch:
+        return None
+    why = f"steps of {job.batch} do not fill the card; the learning rate has to follow"
+    return RecipeChange("data.batch_size", size, why, applied=False, gain=gain)
 
 
 def _gain(job: PlannedJob, option: Option, channels_last: bool | None) -> float | None:

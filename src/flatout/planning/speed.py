@@ -31,6 +31,7 @@ PRIORS: dict[str, float] = {
     "grouped_16": 0.15,
     "grouped_32": 0.25,
     "depthwise": 0.1,
+    "vector": 0.5,  # of the 32-bit peak, at _VECTOR_OPERATIONS for each element
     # shares of the memory bandwidth
     "conv_bytes": 0.6,
     "matmul_bytes": 0.8,
@@ -64,6 +65,10 @@ _RIDGE = {"16": 150.0, "tf32": 80.0, "32": 30.0}
 _WATTS = {"16": 2.0, "tf32": 4.0, "32": 12.0}
 """Watts for each TFLOPS of that card."""
 _MOST_SHARE = 0.95
+_VECTOR_OPERATIONS = 10.0
+"""For each element that a kernel without matrix product reads or writes: index, conversion to 32 bits, the operation. A
+card with much bandwidth for its vector units (A100, B200) is bound by them where elements have 16 bits."""
+_VECTOR = ("norm", "elementwise", "copy")
 _TRAFFIC_LIKE = {"attention": "matmul", "odd_grouped": "grouped"}
 
 
@@ -167,6 +172,7 @@ def coefficient_vector(values: Mapping[str, float]) -> Floats:
 def _row(each: Kernels, batch: float, card: Card, precision: str, channels_last: bool | None) -> tuple[float, ...]:
     arithmetic = _arithmetic(each, card, precision)
     peak = {"16": card.fp16_tensor_tflops, "tf32": card.tf32_tflops}.get(arithmetic) or card.fp32_tflops
+    vector = each.kind in _VECTOR
     tensor = each.sixteen_bit and card.fp16_tensor_tflops is not None
     layout = -1
     if channels_last is False and tensor and each.kind in ("conv", "norm", "depthwise"):
@@ -175,20 +181,20 @@ def _row(each: Kernels, batch: float, card: Card, precision: str, channels_last:
         layout = _AT[f"{each.kind}_inside"]
     return (
         each.count,
-        each.flops.at(batch) / (peak * 1e12),
+        _operations(each, batch) / (peak * 1e12),
         each.bytes.at(batch) / (card.memory_gb_s * 1e9),
         float(each.width) if each.kind in ("conv", "matmul", "grouped", "odd_grouped") and each.width else np.inf,
         _AT[_rate_name(each.kind, arithmetic)],
         _AT[f"{_TRAFFIC_LIKE.get(each.kind, each.kind)}_bytes"],
-        peak * 1e3 / card.memory_gb_s / _RIDGE[arithmetic],
-        card.watts / peak / _WATTS[arithmetic],
+        1.0 if vector else peak * 1e3 / card.memory_gb_s / _RIDGE[arithmetic],
+        1.0 if vector else card.watts / peak / _WATTS[arithmetic],
         layout,
     )
 
 
 def _arithmetic(each: Kernels, card: Card, precision: str) -> str:
     """Which of the card's units do it: 16-bit tensor cores, TF32 ones, or plain 32-bit."""
-    if each.kind == "depthwise":  # no matrix product: the vector units do it
+    if each.kind == "depthwise" or each.kind in _VECTOR:  # no matrix product: the vector units do it
         return "32"
     if each.sixteen_bit and card.fp16_tensor_tflops is not None:
         return "16"
@@ -200,4 +206,12 @@ def _rate_name(kind: str, arithmetic: str) -> str:
         return "grouped_16" if arithmetic == "16" else "grouped_32"
     if kind in ("conv", "matmul"):
         return f"{kind}_{arithmetic}"
+    if kind in _VECTOR:
+        return "vector"
     return "depthwise" if kind == "depthwise" else f"matmul_{arithmetic}"
+
+
+def _operations(each: Kernels, batch: float) -> float:
+    if each.kind not in _VECTOR:
+        return each.flops.at(batch)
+    return _VECTOR_OPERATIONS * each.bytes.at(batch) / (2 if each.sixteen_bit else 4)

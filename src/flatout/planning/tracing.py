@@ -158,6 +158,8 @@ def _run(step: Step, batch: int) -> _Trace:
             modes.enter_context(torch.random.fork_rng(devices=[]))
             fake = modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             return _measured_step(step, batch, _built(step, fake), modes)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CannotTrace(f"it looks at the values of its tensors ({error.func}), and here they have none") from error
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
         raise CannotTrace(" ".join(str(error).split())[:300] or type(error).__name__) from error
 

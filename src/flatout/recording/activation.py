@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ class Recording:
         self._pid = os.getpid()
         self._sampler: LineSampler | None = None
         self._workers: WorkerFiles | None = None
+        self._debugging: set[str] = set()
         self.also: list[tuple[float, Callable[[], None]]] = []
         """What else is to be done every so many seconds, in the sampler's thread; before `start`."""
 
@@ -66,11 +68,18 @@ class Recording:
             self._sampler.thread = self.ledger.thread
             self._workers.drain()
         self._write_now()
+        self._tell_debugging()
         self.ledger.write_events()
 
     def _tell_lines(self) -> None:
         if self._sampler is not None and self._workers is not None:
             self.ledger.tell("lines", [*self._sampler.counts(), *self._workers.lines()])
+
+    def _tell_debugging(self) -> None:
+        """What slows a script down for the sake of finding a mistake, and may have been forgotten."""
+        if self.ledger.rank is not None and (on := debugging_now()) - self._debugging:
+            self._debugging |= on
+            self.ledger.tell("debugging", sorted(self._debugging))
 
     def _write_now(self) -> None:
         """For whoever has to say what the process was doing when it was killed."""
@@ -141,6 +150,15 @@ def told_rank() -> int | None:
     return int(rank) if rank.isdigit() and "WORLD_SIZE" in os.environ else None
 
 
+def debugging_now() -> set[str]:
+    on = {
+        "detect_anomaly": torch.is_anomaly_enabled(),
+        "profiler": torch.autograd.profiler._is_profiler_enabled,
+        "launch_blocking": os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
+    }
+    return {name for name, is_on in on.items() if is_on}
+
+
 def _world_size() -> int:
     group = _process_group()
     return 1 if group is None else int(group.get_world_size())
@@ -161,6 +179,26 @@ def _device() -> dict[str, Any]:
     return {"kind": "cpu", "name": None}
 
 
+def told_error(error: BaseException) -> str:
+    """In one line. What a loader worker passed on has its whole traceback in it: the first line and the last say it."""
+    if (killed := killed_rank(error)) is not None:
+        return killed
+    text = str(error)
+    if "Traceback (most recent call last)" in text:
+        lines = [line for line in text.splitlines() if line.strip()]
+        text = f"{lines[0].rstrip('.')}: {lines[-1]}"
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+
+
+def killed_rank(error: BaseException) -> str | None:
+    """What torchrun's error says of a rank that a signal ended; by SIGTERM it ends the others itself."""
+    for rank, failure in sorted(getattr(error, "failures", {}).items()):
+        code = getattr(failure, "exitcode", 0)
+        if code < 0 and -code != signal.SIGTERM:
+            return f"rank {rank} ended with {signal.Signals(-code).name}"
+    return None
+
+
 def how_it_ended() -> dict[str, Any]:
     """Python keeps the exception that ended the script for debuggers."""
     error = getattr(sys, "last_value", None)
@@ -169,9 +207,9 @@ def how_it_ended() -> dict[str, Any]:
     place, trace = "", getattr(error, "__traceback__", None)
     while trace is not None:
         place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
-    text = " ".join(str(error).split())[:300]
     return {
-        "cause": f"{type(error).__name__}: {text}",
+        "cause": told_error(error),
         "where": place,
         "interrupted": isinstance(error, KeyboardInterrupt),
+        "killed": killed_rank(error) is not None,
     }

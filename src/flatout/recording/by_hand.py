@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from flatout.errors import ConfigError
-from flatout.recording.activation import Recording, how_it_ended
+from flatout.recording.activation import Recording, how_it_ended, told_error
 from flatout.recording.collecting import Collector
 from flatout.recording.loaders import LoaderUse, loader_facts
 from flatout.runs.directory import RunDirectory
@@ -42,8 +42,7 @@ class HandLedger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        cause = None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        self._close(cause, isinstance(error, KeyboardInterrupt))
+        self._close(None if error is None else told_error(error), isinstance(error, KeyboardInterrupt))
 
     def _close(self, cause: str | None, interrupted: bool) -> None:
         atexit.unregister(self._close_at_exit)

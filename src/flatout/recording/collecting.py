@@ -92,7 +92,10 @@ class Collector:
         return summary
 
     def told_cause(self) -> str | None:
-        """What the first process that died of an exception said."""
+        """What the first process that died of an exception said; where a rank was killed, its launcher knows best."""
+        for told in self._others.values():
+            if told.end is not None and told.end.get("killed"):
+                return str(told.end["cause"])
         for label, told in [*self._labelled("rank", self.ranks), *self._labelled("process", self._others)]:
             if told.end is not None and told.end.get("cause"):
                 where = f" ({told.end['where']})" if told.end.get("where") else ""
@@ -179,6 +182,7 @@ class Collector:
             "loader": ranks[0].training_loader if ranks else {},
             "lines": with_source(ranks[0].lines) if ranks else [],
             "exit_seconds": self._exit_seconds,
+            "debugging": ranks[0].debugging if ranks else [],
             "missing": self._missing(),
             "last_seen": self.was_doing() if status == "failed" else {},
         }

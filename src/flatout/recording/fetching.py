@@ -2,7 +2,8 @@
 
 The kernel says how long the thread ran, and how long it waited for a core; what is left of the wall clock it was
 blocked: on a disk, a network, a lock. That is `fetch`. What runs inside a known decoder is `decode`, the rest of the
-dataset's own code `augment`. The data itself is not touched, and nothing travels with it: workers write small files.
+dataset's own code `augment`, a collate_fn of the script's own with it. The data itself is not touched, and nothing
+travels with it: workers write small files.
 """
 
 import os
@@ -101,7 +102,10 @@ def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def patch_decoders(done: set[tuple[str, str | None, str]]) -> None:
-    """Those that are imported by now and not in `done`."""
+    """Those that are imported by now and not in `done`. Asked before every batch: looks only after an import."""
+    if getattr(_local, "modules", None) == len(sys.modules):
+        return
+    _local.modules = len(sys.modules)
     for decoder in DECODERS:
         module_name, owner_name, function_name = decoder
         if decoder in done or (module := sys.modules.get(module_name)) is None:

@@ -21,6 +21,7 @@ from flatout.timeline import Recorder
 _TOTALS_SECONDS = 2.0
 _WRITE_SECONDS = 0.25  # what a kill -9 may take with it
 _FIRST_STEPS = 20  # each is written at once: a script that dies early leaves them all
+_BACKWARDS_BY_HAND = 50  # without any optimizer's step: more are hardly ever accumulated
 _MOST_HELD = 50_000  # lines of a process that does not train, before it stops keeping them
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -57,7 +58,7 @@ class ScriptLedger:
         self.told_rank: Callable[[], int | None] = lambda: None
         self.on_claim: Callable[[], dict[str, Any]] = dict
         """What the process says of itself once it trains."""
-        self._events: deque[str] = deque()
+        self._events: deque[str | RecordedStep] = deque()  # steps become text when they are written
         self._attempt = 1
         self._writing = threading.Lock()
         self._written = 0.0
@@ -66,6 +67,10 @@ class ScriptLedger:
         self._epoch = -1
         self._validated = 0.0  # when the last event of a validation was over
         self._in_validation = False
+        self._unsettled = True  # the start, or a validation, is open: the next hook of training ends it
+        self._loader_trains = False
+        self._optimizer_seen = False
+        self._by_hand = False  # the script changes its weights itself: a step is a backward pass
         self._call_samples = 0
         self._told_totals = 0.0
         self._seen_training: set[int] = set()
@@ -111,6 +116,8 @@ class ScriptLedger:
         """A batch that the training thread itself prepared."""
         prefix = "val_" if self._in_validation else ""
         for name, seconds in stages.items():
+            if not seconds:
+                continue
             self.recorder.lane("loader", prefix + name, start, seconds, self.book.done)
 
     # ---- computing
@@ -127,7 +134,8 @@ class ScriptLedger:
             self._begin_validation()
         else:
             self.book.begin(self._begin("forward"))
-            self._call_samples = batch_samples(arguments) or self._call_samples
+            if not self._loader_trains:
+                self._call_samples = batch_samples(arguments) or self._call_samples
 
     def _feeds_training(self) -> bool:
         """The newest batch is one of training: a pass without gradients over it is a teacher's, or bookkeeping."""
@@ -157,22 +165,33 @@ class ScriptLedger:
             if self._pass != (use.number, use.epoch):  # the first batch of a pass over training data
                 self._pass = use.number, use.epoch
                 self._epoch += 1
-        if not any(each.trained for each in self.loaders.values()):
+        if not self._loader_trains:
             work.samples += self._call_samples
 
     def _train_on(self, use: LoaderUse) -> None:
         self.book.work.samples += use.take_trained()
         self.book.work.fetches += 1
         if not use.trained:
-            use.trained = True
+            use.trained = self._loader_trains = True
             self.tell("trained", use.number)
 
     @_guarded
-    def end_backward(self, computed: float | None) -> None:
+    def end_backward(self, computed: float | None, count_steps: bool = True) -> None:
         """`computed` is when the gradients were done (of time.perf_counter), where others were waited for after."""
         if computed is not None and self.recorder.depth > 1 and computed > self.recorder.since:
             self.recorder.switch("communication", computed)
         self._end()
+        if count_steps and not self._optimizer_seen:
+            self._by_hand = self._by_hand or self.book.work.backwards >= _BACKWARDS_BY_HAND
+            if self._by_hand:
+                self._count_step(0, None)
+
+    @_guarded
+    def copied(self, since: float) -> None:
+        """Something went to another device, from `since` (of time.perf_counter) until now."""
+        if self.recorder.depth == 1 and self.recorder.current == "other":
+            self.recorder.switch("copy", since)
+            self.recorder.switch("other")
 
     @_guarded
     def begin_optimizer(self) -> None:
@@ -183,14 +202,16 @@ class ScriptLedger:
     @_guarded
     def end_optimizer(self, optimizer: int, learning_rate: float | None) -> None:
         self._end()
-        self.book.work.samples += sum(each.take_left_behind() for each in self.loaders.values())
+        self._optimizer_seen = True
+        for each in self.loaders.values():
+            if len(each.waiting) > 1:
+                self.book.work.samples += each.take_left_behind()
         self._count_step(optimizer, learning_rate)
 
     @_guarded
     def end_step(self, samples: int | None) -> None:
         """A step that the script says itself, of so many samples where it knows."""
-        self._settle_validation()
-        self._leave_startup()
+        self._settle()
         self.book.begin(self.recorder.since)
         if samples is not None:
             self.book.work.samples = samples
@@ -209,7 +230,7 @@ class ScriptLedger:
         if self.recorder.depth == 1:
             self.recorder.switch("other")  # what a kill leaves of it is at most a step's
         if step is not None:
-            self._tell_step(step)
+            self._events.append(step)
         if now - self._written > _WRITE_SECONDS or self.book.done <= _FIRST_STEPS:
             self._written = now
             self.recorder.flush()
@@ -248,10 +269,13 @@ class ScriptLedger:
         if self.rank is None or not self._events or not self._writing.acquire(blocking=False):
             return
         try:
-            lines = [self._events.popleft() for _ in range(len(self._events))]
-            append_lines(self.run / FOLDER / f"rank{self.rank}.jsonl", lines)
+            append_lines(self.run / FOLDER / f"rank{self.rank}.jsonl", self._take_lines())
         finally:
             self._writing.release()
+
+    def _take_lines(self) -> list[str]:
+        told = [self._events.popleft() for _ in range(len(self._events))]
+        return [each if isinstance(each, str) else self._step_line(each) for each in told]
 
     def close(self, ended: dict[str, Any]) -> None:
         """When the process ends by itself."""
@@ -260,15 +284,15 @@ class ScriptLedger:
             return  # a launcher, a tool: nothing of a training was seen here
         if not trained and self.told_rank() is None:
             self._events.append(event("end", ended))
-            append_lines(self.run / FOLDER / f"{os.getpid()}.jsonl", list(self._events))
+            append_lines(self.run / FOLDER / f"{os.getpid()}.jsonl", self._take_lines())
             return
         if not trained:
             self._claim()
         if not self.active and self.rank is None:
             return
         if (last := self.book.take_last()) is not None:
-            self._tell_step(last)
-        self._settle_validation()
+            self._events.append(last)
+        self._settle()
         self.recorder.close()
         self.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
         self.tell("end", ended)
@@ -290,59 +314,52 @@ class ScriptLedger:
         told = f"process {os.getpid()} trains beside rank 0, outside of a process group: only rank 0 is recorded\n"
         (self.run / FOLDER / f"missing-{os.getpid()}.txt").write_text(told)
 
-    def _tell_step(self, step: RecordedStep) -> None:
+    def _step_line(self, step: RecordedStep) -> str:
         work = step.work
-        self.tell(
-            "step",
-            {
-                "attempt": self._attempt,
-                "epoch": step.epoch,
-                "batch_index": step.batch_index,
-                "samples": work.samples,
-                "loss": step.loss,
-                "learning_rate": step.learning_rate,
-                "step_seconds": round(step.seconds, 7),
-                "data_wait_seconds": round(work.wait_seconds, 7),
-                "time_unix": round(time.time() - (time.perf_counter() - step.end), 3),
-                "microbatches": work.fetches or work.backwards,
-            },
-        )
+        told = {
+            "attempt": self._attempt,
+            "epoch": step.epoch,
+            "batch_index": step.batch_index,
+            "samples": work.samples,
+            "loss": step.loss,
+            "learning_rate": step.learning_rate,
+            "step_seconds": round(step.seconds, 7),
+            "data_wait_seconds": round(work.wait_seconds, 7),
+            "time_unix": round(time.time() - (time.perf_counter() - step.end), 3),
+            "microbatches": work.fetches or work.backwards,
+        }
+        return event("step", told)
 
     # ---- spans
 
     def _begin(self, name: str) -> float:
         """A hook of training, or of a save: whatever validation there was is over. Returns the time of it."""
-        self._settle_validation()
-        self._leave_startup()
-        self.recorder.begin(name)
-        return self.recorder.since
+        if self._unsettled:
+            self._settle()
+        return self.recorder.begin(name)
 
     def _end(self) -> float:
         """Seconds of the span that ended."""
-        if self.recorder.depth < 2:
-            return 0.0
-        began = self.recorder.since
-        self.recorder.end()
-        return time.perf_counter() - began
+        return self.recorder.end() if self.recorder.depth > 1 else 0.0
 
-    def _leave_startup(self) -> None:
-        if self.recorder.depth and self.recorder.current == "startup":
-            self.recorder.switch("other")
+    def _settle(self) -> None:
+        """The start and a validation end where training begins or goes on."""
+        if self.recorder.depth == 1:
+            if self._in_validation:
+                self._end_validation()
+            elif self.recorder.current == "startup":
+                self.recorder.switch("other")
+            self._unsettled = False
 
     def _begin_validation(self) -> None:
         """All from the first batch without gradients to the last is one span, the script's code in between too."""
-        self._leave_startup()
         if not self._in_validation and self.recorder.depth == 1:
-            self._in_validation = True
+            self._in_validation = self._unsettled = True
             if self._fed_by is not None:
                 self._fed_by.validates = True
             self.recorder.switch("validation")
         elif not self._in_validation:
             self._begin("forward")
-
-    def _settle_validation(self) -> None:
-        if self._in_validation and self.recorder.depth == 1:
-            self._end_validation()
 
     def _end_validation(self) -> None:
         """Since its last event: what came after that was something else."""

@@ -17,7 +17,10 @@ _LIBRARIES = tuple(
 )
 _OURS = __file__.rsplit("/", 2)[0]
 _MOST_LINES = 40
-_TORCH = f"{os.sep}torch{os.sep}"
+_COMPUTES = tuple(
+    os.sep.join(("", "torch", *place))
+    for place in (("nn", "functional.py"), ("nn", "modules", ""), ("optim", ""), ("functional.py",), ("autograd", ""))
+)
 
 
 def is_script(filename: str) -> bool:
@@ -73,13 +76,13 @@ class LineSampler:
                         action()
 
     def _sample(self) -> None:
-        """A line of the script that is inside torch's own Python (a loss function, zero_grad) computes: it is counted
-        apart from what the script does itself."""
+        """A line of the script that is inside a function of torch that computes (a loss, zero_grad) is counted apart
+        from what the script does itself."""
         frame = sys._current_frames().get(self.thread)
         found = self._script_frame(frame)
         if found is not None and frame is not None:
             code, line, part = found.f_code, found.f_lineno, self._part()
-            if part == "other" and _TORCH in frame.f_code.co_filename:
+            if part == "other" and any(place in frame.f_code.co_filename for place in _COMPUTES):
                 part = "other_torch"
             self._counts[part, code.co_filename, line, code.co_name] += 1
             self.where = f"{code.co_filename}:{line}"

@@ -13,6 +13,7 @@ from flatout.config.schema import CostConfig
 from flatout.cost import hourly_rate_usd, load_catalogue
 from flatout.errors import RunDirectoryError, UserError
 from flatout.machine.budgets import usable_cores
+from flatout.machine.cpu import cpu_name
 from flatout.recording.collecting import Collector
 from flatout.runs import RunDirectory
 
@@ -72,15 +73,7 @@ def describe_machine(command: list[str]) -> dict[str, Any]:
         "platform": platform.platform(),
         "host": platform.node(),
         "device": {"kind": "cpu", "name": None},
-        "cpu": {"name": _cpu_name(), "cores_usable": usable_cores(), "cores_total": os.cpu_count()},
+        "cpu": {"name": cpu_name(), "cores_usable": usable_cores(), "cores_total": os.cpu_count()},
         "memory_bytes": psutil.virtual_memory().total,
         "command": command,
     }
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

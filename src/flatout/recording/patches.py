@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.optim.optimizer as optimizers
-from torch.utils.data import _utils, dataloader, get_worker_info
+from torch.utils.data import _utils, dataloader, default_collate, default_convert, get_worker_info
 
 from flatout.recording.fetching import LOADER, WorkerDiary, clock_of_thread, patch_decoders, timed_collate
 from flatout.recording.ledger import ScriptLedger
@@ -60,6 +60,7 @@ class Hooks:
             ("DataLoader", self._hook_loaders),
             ("loader workers", self._hook_fetchers),
             ("torch.save", self._hook_saving),
+            ("copies to the device", self._hook_copies),
             ("collectives", self._hook_collectives),
         ):
             try:
@@ -119,10 +120,13 @@ class Hooks:
 
     def _hook_modules(self) -> None:
         original = torch.nn.Module.__call__
+        plain = original.__code__.co_names == ("_compiled_call_impl", "_call_impl")  # else another's patch, or torch
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             ledger = self.ledger
             if ledger is None or ledger.inside or _get_ident() != ledger.thread or torch.compiler.is_compiling():
+                if plain and module._compiled_call_impl is None:  # what `original` does: inner modules have no detour
+                    return module._call_impl(*args, **kwargs)
                 return original(module, *args, **kwargs)
             ledger.begin_call(module, args or kwargs, _is_grad_enabled())
             try:
@@ -148,7 +152,7 @@ class Hooks:
                 finally:
                     if handle is not None:
                         handle.remove()
-                    ledger.end_backward(computed[0] if computed else None)
+                    ledger.end_backward(computed[0] if computed else None, self.count_steps)
 
             return backward
 
@@ -203,7 +207,8 @@ class Hooks:
 
         def initial(original: Any) -> Any:
             def __init__(fetcher: Any, dataset: Any, auto: Any, collate: Any, drop_last: Any) -> None:
-                original(fetcher, dataset, auto, timed_collate(collate), drop_last)
+                known = collate in (default_collate, default_convert)  # another one is the script's own code
+                original(fetcher, dataset, auto, timed_collate(collate) if known else collate, drop_last)
 
             return __init__
 
@@ -241,6 +246,23 @@ class Hooks:
     def _hook_saving(self) -> None:
         self._patch(torch, "save", lambda original: self._as_part("checkpoint", original))
 
+    def _hook_copies(self) -> None:
+        for name in ("to", "cuda"):
+            self._patch(torch.Tensor, name, self._copy_wrapper)
+
+    def _copy_wrapper(self, original: Any) -> Any:
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            ledger = self.ledger
+            if ledger is None or ledger.inside or _get_ident() != ledger.thread:
+                return original(tensor, *args, **kwargs)
+            since = time.perf_counter()
+            moved = original(tensor, *args, **kwargs)
+            if moved.device != tensor.device:
+                ledger.copied(since)
+            return moved
+
+        return to
+
     def _hook_collectives(self) -> None:
         distributed = torch.distributed
         if not distributed.is_available():
@@ -277,12 +299,14 @@ class _ToldToWorkers:
 
 
 def _value_at_hand(tensors: Any) -> float | None:
-    """The loss, where reading it waits for nothing."""
-    with suppress(Exception):
-        loss = tensors[0] if isinstance(tensors, tuple | list) else tensors
-        if loss.device.type == "cpu" and loss.numel() == 1:
-            return float(loss.detach())
-    return None
+    """The loss, where reading it waits for nothing and nobody: not of a device, nor of a tensor that ranks share."""
+    loss = tensors[0] if isinstance(tensors, tuple | list) and tensors else tensors
+    if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+        return None
+    try:
+        return float(loss.item())
+    except Exception:  # inside a transform of torch.func there is no value
+        return None
 
 
 def _watch_end(tensors: Any, computed: list[float]) -> Any:

@@ -26,16 +26,12 @@ def describe_config(name: str, cost: Mapping[str, Any], ranks: Sequence[RankTold
         config |= {
             "device": device,
             "threads": first.process.get("threads") or "auto",
-            "data": {
-                "batch_size": batch,
-                "workers": workers,
-                "worker_kind": "process",
-                "prefetch": max(1, workers * int(loader.get("prefetch_factor") or 2)),
-                "cache": "off",
-                "stage": "off",
-            },
+            "data": {"batch_size": batch, "workers": workers, "cache": "off", "stage": "off"},
             "train": {"epochs": max(1, steps[-1]["epoch"] + 1), "accumulate": micro},
         }
+        if workers:  # without any, a recipe has neither
+            ahead = workers * int(loader.get("prefetch_factor") or 2)
+            config["data"] |= {"worker_kind": "process", "prefetch": ahead}
         if len(ranks) > 1:
             config["parallel"] = {"mode": "ddp", "devices": len(ranks)}
     if cost:

@@ -18,6 +18,7 @@ class RankTold:
     """Numbers of the loaders that feed training."""
     lines: list[list[Any]] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)
+    debugging: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     logged: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
@@ -40,7 +41,7 @@ class RankTold:
                     self.missing.append(str(value))
                 case "log":
                     self.logged.append({**value, "step": len(self.steps)})
-                case "lines" | "totals" | "end":
+                case "lines" | "totals" | "debugging" | "end":
                     setattr(self, kind, value)
 
     def _begin_attempt(self, process: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from flatout.analysis.epoch_ledger import part_order
 from flatout.reports.page import join_markup, printable, shown
 
 MOST_POINTS = 1000  # per series: more than a screen has pixels to show
+_LEAST_ROOM = 2e-3  # of the value: the labels of a curve that is nearly flat still differ
+_MOST_DOTS = 100
 _LARGEST = 1e100  # what is beyond has diverged, and would flatten all else
 Point = tuple[float, float | None]
 
@@ -66,8 +68,10 @@ def line_chart(
     height: int = 190,
     scatter: bool = False,
     log_x: bool = False,
+    named_marks: bool = False,
 ) -> Markup:
-    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines.
+    """Curves over x, or points where `scatter`. `unit` follows every value (" %", " s"); `marks` are vertical lines,
+    `named_marks` of them have their names above the plot.
     `log_x`: every x is given as its logarithm to base 10, and written as what it stands for."""
     drawn = [Series(s.name, thin(s.points), s.style or f"s{i % 8}", s.faint, s.dots) for i, s in enumerate(series)]
     values = [y for s in drawn for _, y in s.points if y is not None]
@@ -76,7 +80,7 @@ def line_chart(
     xs = [x for s in drawn for x, _ in s.points]
     frame = _Frame(min(xs), max(xs), *_extent(values, from_zero), height, log_x)
     groups = join_markup(_curve(i, s, frame, scatter) for i, s in enumerate(drawn))
-    lines = join_markup(_mark(frame, x, name) for x, name in marks)
+    lines = join_markup(_mark(frame, x, name, "mark" if named_marks else "grid") for x, name in marks)
     return _figure(
         title,
         note,
@@ -87,6 +91,7 @@ def line_chart(
         _switches(drawn),
         x_label,
         unit,
+        _mark_names(frame, marks) if named_marks and marks else Markup(""),
     )
 
 
@@ -148,7 +153,7 @@ class _Frame:
 def _extent(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
     low, high = min(values), max(values)
     low = min(0.0, low) if from_zero else low
-    room = max(0.05 * (high - low), 1e-9 * abs(high)) or 1.0
+    room = max(0.05 * (high - low), _LEAST_ROOM * abs(high)) or 1.0
     room = max(room, 1e-90)  # differences this small are rounding
     return (low if low >= 0 and low - room < 0 else low - room, high + room)
 
@@ -163,14 +168,24 @@ def _curve(number: int, series: Series, frame: _Frame, scatter: bool) -> Markup:
     dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in at if y is not None)
     path = Markup('<path class="{}" d="{}"/>')
     curve = Markup("") if scatter else path.format("curve", "".join(line))
-    points = path.format("dots", dots) if scatter or series.dots or len(at) == 1 else Markup("")
+    points = (
+        path.format("dots", dots) if scatter or (series.dots and len(at) <= _MOST_DOTS) or len(at) == 1 else Markup("")
+    )
     classes = f"{series.style}{' faint' if series.faint else ''}{' scatter' if scatter else ''}"
     return Markup('<g class="{}" data-series="{}">{}{}</g>').format(classes, number, curve, points)
 
 
-def _mark(frame: _Frame, x: float, name: str) -> Markup:
-    path = Markup('<path class="grid" d="M{0:.1f} 0V{1}"><title>{2}</title></path>')
-    return path.format(frame.x(x), frame.height, printable(name))
+def _mark(frame: _Frame, x: float, name: str, style: str) -> Markup:
+    path = Markup('<path class="{3}" d="M{0:.1f} 0V{1}"><title>{2}</title></path>')
+    return path.format(frame.x(x), frame.height, printable(name), style)
+
+
+def _mark_names(frame: _Frame, marks: Sequence[tuple[float, str]]) -> Markup:
+    """One line each: names of marks that are close together would cover each other."""
+    text = Markup('<text x="{:.2f}%" y="{}" text-anchor="{}">{}</text>')
+    at = [(frame.x(x) / 10, 13 + 16 * n, name) for n, (x, name) in enumerate(marks)]
+    names = join_markup(text.format(x, y, "end" if x > 50 else "start", printable(name)) for x, y, name in at)
+    return Markup('<svg class="x" height="{}">{}</svg>').format(4 + 16 * len(marks), names)
 
 
 def _figure(
@@ -183,11 +198,12 @@ def _figure(
     keys: Markup,
     x_label: str,
     unit: str,
+    above: Markup = Markup(""),  # noqa: B008
 ) -> Markup:
     chart = Markup(' data-chart="{}"').format(data) if data else Markup("")
     tools = Markup('<line class="cursor" y1="0" y2="{}"/>').format(frame.height)
     return Markup(
-        '<figure{chart}><figcaption>{title}{note}</figcaption><div class="plot">{y_axis}'
+        '<figure{chart}><figcaption>{title}{note}</figcaption><div class="plot">{above}{y_axis}'
         '<div class="area"{focus}><svg height="{height}" viewBox="0 0 1000 {height}" preserveAspectRatio="none" '
         'role="img" aria-label="{label}">{grid}{inner}{tools}</svg></div>{x_axis}<div class="tip" hidden></div></div>'
         "{legend}</figure>"
@@ -202,6 +218,7 @@ def _figure(
         inner=inner,
         tools=tools,
         legend=keys,
+        above=above,
         x_axis=_x_axis(frame, x_label),
         focus=Markup(' tabindex="0"') if data else "",
     )

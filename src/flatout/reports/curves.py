@@ -15,6 +15,12 @@ from flatout.runs.tables import EPOCH_COLUMNS
 
 _MOST_SERIES = 8
 _LEVELS = ("rss", "memory", "swap", "shm")
+_TIME_UNITS = (("seconds", 1.0), ("minutes", 60.0), ("hours", 3600.0))
+_TITLES = {
+    "process_cores": "Cores the run uses",
+    "process_waiting_cores": "Cores the run waits for",
+    "cgroup_memory_bytes": "Memory of the control group",
+}
 _NOT_METRICS = (*EPOCH_COLUMNS, "val_loss")
 
 
@@ -88,6 +94,8 @@ def network_chart(details: Details, points: Sequence[tuple[float, float]]) -> Ma
     """Each step as a dot: did those that took long move more, or wait for a link that was full?"""
     unit, factor = _second_unit(details)
     megabits: list[Point] = [(bits / 1e6, factor * seconds) for bits, seconds in points]
+    if not any(bits for bits, _ in points):
+        return Markup("")
     return scatter_chart("Step time against network use", megabits, "Mb/s", "step", unit)
 
 
@@ -96,23 +104,25 @@ def resource_charts(system: Sequence[Mapping[str, str]]) -> Markup:
     if not system:
         return Markup("")
     start = next((t for t in numbers(system, "time_unix") if t is not None), 0.0)
-    minutes = [None if t is None else (t - start) / 60 for t in numbers(system, "time_unix")]
+    clock = [None if t is None else t - start for t in numbers(system, "time_unix")]
+    unit_name, unit_seconds = time_axis(max((t for t in clock if t is not None), default=0.0))
+    at_times = [None if t is None else t / unit_seconds for t in clock]
     seconds = numbers(system, "interval_seconds")
     groups: dict[tuple[str, str], list[Series]] = {}
     for name in system[0]:
         title, unit, factor, per_second = _kind(name)
         values = numbers(system, name)
-        if title and any(value is not None for value in values):
+        if title and any(values):  # what was never read, or zero all the time, shows nothing
             points: list[Point] = [
                 (
                     at,
                     None if value is None or (per_second and not length) else _rated(value, length, factor, per_second),
                 )
-                for at, value, length in zip(minutes, values, seconds, strict=True)
+                for at, value, length in zip(at_times, values, seconds, strict=True)
                 if at is not None
             ]
             groups.setdefault((title, unit), []).append(Series(_label(name), points))
-    charts = [_resource_chart(title, unit, series) for (title, unit), series in groups.items()]
+    charts = [_resource_chart(title, unit, series, unit_name) for (title, unit), series in groups.items()]
     return Markup('<div class="pair">{}</div>').format(join_markup(charts))
 
 
@@ -120,12 +130,17 @@ def _rated(value: float, length: float | None, factor: float, per_second: bool) 
     return factor * value / length if per_second and length else factor * value
 
 
-def _resource_chart(title: str, unit: str, series: Sequence[Series]) -> Markup:
+def time_axis(longest_seconds: float) -> tuple[str, float]:
+    """Name and seconds of the unit in which an axis of time reads best."""
+    return next((each for each in _TIME_UNITS if longest_seconds < 300 * each[1]), _TIME_UNITS[-1])
+
+
+def _resource_chart(title: str, unit: str, series: Sequence[Series], x_label: str) -> Markup:
     cores = [s for s in series if re.fullmatch(r"cpu\d+", s.name)]
     shown = [s for s in series if s not in cores] if len(cores) > _MOST_SERIES - 2 else list(series)
     left_out = len(series) - len(shown[:_MOST_SERIES])
     note = f"{left_out} more in system.csv" if left_out else ""
-    return line_chart(title, shown[:_MOST_SERIES], "minutes", unit, note, from_zero=True, height=150)
+    return line_chart(title, shown[:_MOST_SERIES], x_label, unit, note, from_zero=True, height=150)
 
 
 def _kind(column: str) -> tuple[str, str, float, bool]:
@@ -136,7 +151,7 @@ def _kind(column: str) -> tuple[str, str, float, bool]:
     name = {"nic": "Network", "disk": "Disk", "gpu": "GPU", "cpu": "CPU"}.get(device, device.replace("_", " ").title())
     if column.endswith("_bytes"):
         flows = device in ("nic", "disk")
-        place = "Memory of the machine" if device in _LEVELS else name
+        place = "Memory of the machine" if device in _LEVELS else _TITLES.get(column, name)
         return (
             (name, " MB/s", 1e-6, True)
             if flows
@@ -153,7 +168,7 @@ def _kind(column: str) -> tuple[str, str, float, bool]:
         return f"{name} {column.removeprefix(device).strip('_').replace('_', ' ')}", " s", 1, False
     if device == "cpu" or column.endswith(("_utilization", "_busy", "_fraction")):
         return f"{name} use", " %", 100, False
-    return column.replace("_", " ").capitalize(), "", 1, False
+    return _TITLES.get(column) or column.replace("_", " ").capitalize(), "", 1, False
 
 
 def _label(column: str) -> str:

@@ -58,8 +58,7 @@ if (document.body.dataset.stream) {
     const {fragments, alarms} = JSON.parse(event.data);
     for (const [name, html] of Object.entries(fragments)) put(name, html);
     if (alarms) raise(alarms);
-    const stop = document.getElementById("stop");
-    if (stop && document.querySelector("#f-head .pill")?.textContent !== "running") stop.remove();
+    if (document.querySelector("#f-head .pill")?.textContent !== "running") document.querySelector(".acts")?.remove();
   });
 }
 
@@ -84,20 +83,26 @@ stop?.addEventListener("click", async () => {
 const form = document.getElementById("what-if");
 if (form) {
   const answer = document.getElementById("what-if-answer");
+  const chosen = input => input.dataset.values ? input.dataset.values.split("|")[input.value] : input.value;
+  const isChanged = input => input.dataset.values ? input.dataset.moved === "1" : input.value !== "";
   let waiting = null, asked = 0;
   const ask = async () => {
     const query = new URLSearchParams();
-    for (const input of form.querySelectorAll("input"))
-      if (input.type === "range" ? input.dataset.unset !== "1" : input.value.trim()) query.set(input.name, input.value.trim());
+    for (const input of form.elements) if (input.name && isChanged(input)) query.set(input.name, chosen(input));
     const number = ++asked;
+    answer.setAttribute("aria-busy", "true");
     const text = await (await fetch(`/api/what-if/${form.dataset.key}?${query}`)).text();
-    if (number === asked) answer.innerHTML = text;
+    if (number !== asked) return;
+    answer.innerHTML = text;
+    answer.removeAttribute("aria-busy");
   };
   form.addEventListener("input", event => {
     const input = event.target;
-    if (input.type === "range") {
-      input.dataset.unset = "0";
-      input.parentElement.querySelector("output").textContent = input.value;
+    if (input.dataset.values) {
+      const text = chosen(input);
+      input.dataset.moved = "1";
+      input.setAttribute("aria-valuetext", text);
+      input.parentElement.querySelector("output").textContent = text;
     }
     clearTimeout(waiting);
     waiting = setTimeout(ask, 200);

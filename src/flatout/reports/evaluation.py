@@ -39,6 +39,10 @@ def evaluation_text(result: Mapping[str, Any]) -> RenderableType:
 def figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values of what matters most."""
     rows = [(metric_named(name).title, metric_named(name).write(value)) for name, value in result["metrics"].items()]
+    for looks, values in result.get("several_looks", {}).items():
+        rows += [
+            (f"{metric_named(name).title}, {looks}", metric_named(name).write(value)) for name, value in values.items()
+        ]
     if "calibration" in result:
         rows.append(("calibration error", _percent(result["calibration"]["ece"])))
     rows.append(("samples", f"{result['samples']:,} of {printable(result['data'])}" + _view(result)))

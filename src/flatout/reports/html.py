@@ -1,6 +1,6 @@
 """A run as one self-contained page: what came of it, where the time and money went, and everything to check it by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from flatout.units import format_bytes, format_seconds, format_share, format_usd
 _STATUS = {"completed": "good", "running": "", "stopped": "warn"}
 _VERDICTS = {"trained": "good", "still improving": "warn", "too early": "", "unknown": ""}
 _MOST_QUARANTINED = 200
-_FINDING = ("evidence", "fix", "gain", "usd")
 
 
 def write_report_page(path: Path, details: Details) -> None:
@@ -184,14 +183,29 @@ def _cost(details: Details) -> list[Markup]:
 def finding_sections(findings: Sequence[Mapping[str, Any]]) -> list[Markup]:
     """What `flatout explain` found, one heading each."""
     return [
-        join_markup(
-            [
-                Markup("<h3>{}</h3>").format(shown(each.get("title") or each.get("id"))),
-                pairs((key, _words(each[key])) for key in _FINDING if each.get(key) is not None),
-            ]
-        )
+        join_markup([Markup("<h3>{}</h3>").format(shown(each.get("title") or each.get("id"))), pairs(_finding(each))])
         for each in findings
     ]
+
+
+def _finding(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Evidence, fix and what it buys, in words; what another version wrote differently as it stands."""
+    fix, gain, usd = found.get("fix"), found.get("gain"), found.get("usd")
+    if found.get("evidence") is not None:
+        yield "seen", _words(found["evidence"])
+    if isinstance(fix, dict) and isinstance(fix.get("text"), str) and isinstance(fix.get("changes") or {}, dict):
+        sets = [
+            Markup("<code>--set {}={}</code>").format(*map(shown, each)) for each in (fix.get("changes") or {}).items()
+        ]
+        yield "fix", Markup(" ").join([shown(fix["text"]), *sets])
+    elif fix is not None:
+        yield "fix", _words(fix)
+    if isinstance(gain, dict) and all(isinstance(gain.get(name), float | int) for name in ("factor", "low", "high")):
+        yield "buys", "the run {factor:.2f} times as fast ({low:.2f} to {high:.2f})".format(**gain)
+    elif gain is not None:
+        yield "buys", _words(gain)
+    if usd is not None:
+        yield "saves", format_usd(usd) if isinstance(usd, float | int) else _words(usd)
 
 
 def _words(value: Any) -> str:
@@ -218,7 +232,9 @@ def _files(details: Details) -> list[Markup]:
 
 def _setup(details: Details) -> list[Markup]:
     run = details.run
-    facts = [(name.replace("_", " "), _words(value)) for name, value in run.environment.items() if value is not None]
+    facts = [
+        (name.replace("_", " "), _fact(name, value)) for name, value in run.environment.items() if value is not None
+    ]
     by = run.summary.get("data_fingerprint_by")
     facts += [
         (f"data fingerprint{f' by {by}' if by else ''}", str(run.summary.get("data_fingerprint") or "n/a")),
@@ -226,6 +242,11 @@ def _setup(details: Details) -> list[Markup]:
     ]
     config = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True) if run.config else ""
     return [pairs(facts), folded("config.yaml", preformatted(config)) if config else Markup("")]
+
+
+def _fact(name: str, value: Any) -> str:
+    is_size = name.endswith("_bytes") and isinstance(value, int)
+    return format_bytes(value) if is_size else _words(value)
 
 
 def _footer(details: Details) -> Markup:

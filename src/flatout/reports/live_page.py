@@ -7,6 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from flatout.analysis.details import numbers
+from flatout.analysis.epoch_ledger import part_order
 from flatout.analysis.live import Alarm, LiveFigures
 from flatout.analysis.rank_spans import RankSpans
 from flatout.config.tasks import metric_named
@@ -20,12 +21,15 @@ from flatout.units import format_seconds, format_usd
 STATUS_KINDS = {"completed": "good", "running": "live", "stopped": "warn"}
 
 
-def live_headline(name: str, status: str, cause: str | None, emulated: bool, alarms: Sequence[Alarm]) -> Markup:
-    """Name, status and whatever must not be missed."""
+def live_headline(
+    label: str, name: str, status: str, cause: str | None, emulated: bool, alarms: Sequence[Alarm]
+) -> Markup:
+    """Which run it is, its status and whatever must not be missed."""
     pills = [pill(status, STATUS_KINDS.get(status, "bad"))] + ([pill("emulated device", "warn")] if emulated else [])
     notes = [note(cause, "warn" if status == "stopped" else "bad")] if cause else []
     notes += [note(alarm.text, "bad") for alarm in alarms]
-    return Markup("<h1>{}</h1>{}{}").format(shown(name), join_markup(pills), join_markup(notes))
+    recipe = paragraph(name, "dim") if name != label else Markup("")
+    return Markup("<h1>{}</h1>{}{}{}").format(shown(label), join_markup(pills), recipe, join_markup(notes))
 
 
 def live_tiles(figures: LiveFigures, running: bool) -> Markup:
@@ -107,13 +111,33 @@ def ranks_view(ranks: Mapping[int, RankSpans], lateness: str) -> Markup:
         for rank, each in ranks.items()
         if totals[rank]
     ]
-    chart = strips("Ranks, last attempt", bars, (0.0, max(totals.values())), " s", kind="ledger")
+    names = sorted({name for each in ranks.values() for name, value in each.parts.items() if value > 0}, key=part_order)
+    keys = [(name, name.replace("_", " "), "") for name in names]
+    chart = strips("Ranks, last attempt", bars, (0.0, max(totals.values())), " s", kind="ledger", keys=keys)
     return join_markup([chart, paragraph(lateness, "dim")] if lateness else [chart])
 
 
 def log_tail(text: str) -> Markup:
     """The end of log.txt."""
     return preformatted(text) if text else paragraph("Nothing was said yet.", "dim")
+
+
+def runs_shell() -> str:
+    """The list of runs; runs.js fills it."""
+    body = Markup(
+        "<header><h1>Runs</h1></header>\n<main>\n"
+        '<form class="filters" role="search"><label>search <input id="search" type="search" autocomplete="off"></label>'
+        '<label>status <select id="status"><option value="">all</option><option>running</option>'
+        "<option>completed</option><option>stopped</option><option>failed</option></select></label>"
+        '<label>group by <select id="group"><option value="">nothing</option></select></label>'
+        '<details id="columns"><summary>columns</summary><fieldset><legend class="dim">shown</legend></fieldset>'
+        '<label>add a key of the recipes <select id="column"><option value="">choose …</option></select></label>'
+        '</details><button type="button" id="compare" disabled>compare</button></form>\n'
+        '<div class="scroll" tabindex="0" role="region" aria-label="runs"><table id="runs"><thead></thead></table>'
+        '</div><p class="below"><span id="count" class="dim" role="status">reading …</span> '
+        '<button type="button" id="more" hidden>show all</button></p>\n</main>'
+    )
+    return shell("flatout: runs", body, "/events/runs", ("page.js", "runs.js"))
 
 
 def shell(title: str, body: Markup, stream: str, scripts: Sequence[str] = ("page.js", "dashboard.js")) -> str:
@@ -127,7 +151,7 @@ def shell(title: str, body: Markup, stream: str, scripts: Sequence[str] = ("page
             '<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/static/page.css">\n'
             '<link rel="stylesheet" href="/static/dashboard.css">\n{}\n</head>\n'
             '<body data-stream="{}">\n<nav class="top" aria-label="Pages"><a href="/">flatout</a>'
-            '<a href="/cache">shared batches</a><a href="/plans">plans</a>'
+            '<a href="/suites">suites</a><a href="/plans">plans</a><a href="/cache">shared batches</a>'
             '<span id="link" role="status" class="dim"></span></nav>\n{}\n</body>\n</html>\n'
         ).format(shown(title), links, stream, body)
     )

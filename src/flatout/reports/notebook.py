@@ -7,9 +7,11 @@ from markupsafe import Markup
 from flatout.analysis.comparison import Comparison
 from flatout.analysis.live import LiveFigures
 from flatout.diagnosis.verdict import Explanation
+from flatout.diagnosis.what_if import LEVEL, Prediction
 from flatout.reports.compare_page import comparison_body, comparison_title
 from flatout.reports.html import finding_sections
-from flatout.reports.page import join_markup, page, paragraph, section, shown
+from flatout.reports.page import join_markup, page, paragraph, section, shown, table
+from flatout.reports.predictions import FIGURES
 from flatout.runs.following import StretchedCurves
 from flatout.units import format_seconds, format_usd
 
@@ -26,6 +28,21 @@ def explanation_html(explanation: Explanation) -> str:
     findings = finding_sections([finding.to_dict() for finding in explanation.findings])
     body = section("What holds it back", paragraph(explanation.verdict, "lead"), *findings)
     return framed(page("flatout explain", Markup("<main>{}</main>").format(body), scripted=False), 420)
+
+
+def prediction_html(found: Prediction) -> str:
+    """Every figure with its interval, and what sets the pace."""
+    figures = [(title, getattr(found, name), form) for title, name, form in FIGURES]
+    rows = [
+        (title, form(each.value), f"{form(each.low)} to {form(each.high)}")
+        for title, each, form in figures
+        if each is not None
+    ]
+    changes = ", ".join(f"{key}={value}" for key, value in found.changes.items()) or "as it is"
+    what = table(("figure", "predicted", f"{100 * LEVEL:.0f} % of outcomes stay within"), rows)
+    notes = [paragraph(text, "dim") for text in found.notes]
+    body = section(changes, what, paragraph(f"What sets the pace: {found.limit}."), *notes)
+    return framed(page("flatout predict", Markup("<main>{}</main>").format(body), scripted=False), 360)
 
 
 def live_html(name: str, figures: LiveFigures, curves: StretchedCurves) -> str:

@@ -6,6 +6,7 @@ load (content security policy), so a name made to attack stays text even where e
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,14 +108,24 @@ def pairs(rows: Iterable[tuple[Any, Any]]) -> Markup:
     return Markup('<dl class="answers">{}</dl>').format(join_markup(pair.format(shown(a), shown(b)) for a, b in rows))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", total: bool = False) -> Markup:
-    """Cells may be Markup; a cell that starts with a digit, a sign or $ stands to the right. `total`: the last row."""
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    caption: str = "",
+    total: bool = False,
+    remarks: Sequence[Markup] = (),
+) -> Markup:
+    """Cells may be Markup; columns of figures stand to the right. `total`: the last row. `remarks`: a line below each
+    row, over its whole width; an empty one is left out."""
     lines = [[shown(cell) for cell in row] for row in rows]
     if not lines:
         return Markup("")
-    right = [all(_is_figure(line[i]) for line in lines) for i in range(len(header))]
-    head = join_markup(_COLUMN.format(_kind(figure), shown(name)) for name, figure in zip(header, right, strict=True))
-    body = join_markup(_row(line, right, total and n == len(lines) - 1) for n, line in enumerate(lines))
+    kinds = [_kind([line[i] for line in lines]) for i in range(len(header))]
+    head = join_markup(_COLUMN.format(kind, shown(name)) for name, kind in zip(header, kinds, strict=True))
+    body = join_markup(
+        _row(line, kinds, total and n == len(lines) - 1) + _remark(remarks[n : n + 1], len(header))
+        for n, line in enumerate(lines)
+    )
     return Markup(
         '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>{}<thead><tr>{}</tr></thead>\n'
         "<tbody>\n{}\n</tbody></table></div>"
@@ -128,18 +139,30 @@ _FIRST = Markup('<th scope="row" class="{}">{}</th>')
 _CELL = Markup('<td class="{}">{}</td>')
 
 
-def _row(cells: Sequence[Markup], right: Sequence[bool], total: bool) -> Markup:
-    first = _FIRST.format(_kind(right[0]), cells[0])
-    rest = join_markup(_CELL.format(_kind(figure), cell) for cell, figure in zip(cells[1:], right[1:], strict=True))
+_REMARK = Markup('<tr class="remark"><td colspan="{}">{}</td></tr>')
+_FIGURE = re.compile(r"[+−$.-]*\d[\d,.]*+(?!-[^\W\d])")  # 0-circle and 12-star are names
+_LONG = 24
+
+
+def _row(cells: Sequence[Markup], kinds: Sequence[str], total: bool) -> Markup:
+    first = _FIRST.format(kinds[0], cells[0])
+    rest = join_markup(_CELL.format(kind, cell) for cell, kind in zip(cells[1:], kinds[1:], strict=True))
     return Markup('<tr class="{}">{}{}</tr>').format("total" if total else "", first, rest)
 
 
-def _kind(figure: bool) -> str:
-    return "number" if figure else "text"
+def _remark(remark: Sequence[Markup], columns: int) -> Markup:
+    return _REMARK.format(columns, remark[0]) if remark and remark[0] else Markup("")
+
+
+def _kind(cells: Sequence[Markup]) -> str:
+    """Of a column: figures stand to the right, long texts need room."""
+    if all(map(_is_figure, cells)):
+        return "number"
+    return "text" if any(len(cell.striptags()) > _LONG for cell in cells) else ""
 
 
 def _is_figure(cell: Markup) -> bool:
-    return cell == "n/a" or cell == "" or cell[:1] in "+-−$." or cell[:1].isdigit()
+    return cell in ("n/a", "") or (_FIGURE.match(cell) is not None and ", " not in cell)
 
 
 def folded(title: str, *content: Markup) -> Markup:

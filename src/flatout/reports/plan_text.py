@@ -39,8 +39,9 @@ def name_of(option: Mapping[str, Any]) -> str:
 
 def _best(plan: Mapping[str, Any]) -> Text:
     text = Text()
+    priced = any(each["fits"] and each["usd"] is not None for each in plan["options"])
     for word, missing in (
-        ("cheapest", "nothing that fits is done in time"),
+        ("cheapest", "nothing that fits is done in time" if priced else "nothing that fits has a price"),
         ("fastest", "nothing that fits costs so little"),
     ):
         best = plan["best"][word]
@@ -96,7 +97,8 @@ def fit_text(found: Mapping[str, Any]) -> RenderableType:
         sizes = ["-" if size is None else str(size) for size in card["largest_batch"].values()]
         mark = "" if card["fits"] else " (does not fit)"
         cards.add_row(f"{card['gpu']}{mark}", format_bytes(card["memory_bytes"]), *sizes)
-    return Group(parts, cards, Text(f"basis: {found['basis']}", style="dim"))
+    notes = [Text(f"note: {printable(note)}", style="dim") for note in found["notes"]]
+    return Group(parts, cards, Text(f"basis: {found['basis']}", style="dim"), *notes)
 
 
 def scores_text(scores: Sequence[Mapping[str, Any]]) -> RenderableType:

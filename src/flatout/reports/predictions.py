@@ -27,7 +27,7 @@ class Scored(Protocol):
     def inside(self) -> bool: ...
 
 
-_FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("step", "step", format_seconds),
     ("samples/s", "samples_per_second", lambda value: f"{value:.0f}"),
     ("epoch", "epoch", format_seconds),
@@ -40,8 +40,8 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def predictions_table(predictions: Sequence[Prediction]) -> Table:
     """The first is the run as it is; speed-up and limit stand below each change. Figures that nothing is known of have
     no column, nor has the epoch beside all others: what names the change is never cut on a terminal of 80."""
-    known = [each for each in _FIGURES if any(getattr(prediction, each[1]) is not None for prediction in predictions)]
-    known = [each for each in known if len(known) < len(_FIGURES) or each[0] != "epoch"]
+    known = [each for each in FIGURES if any(getattr(prediction, each[1]) is not None for prediction in predictions)]
+    known = [each for each in known if len(known) < len(FIGURES) or each[0] != "epoch"]
     title = f"what it would buy (below each value: what {100 * LEVEL:.0f} % of outcomes stay within)"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 1, 0), pad_edge=False)
     table.add_column("change", overflow="fold")

@@ -91,19 +91,22 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 def as_html(title: str, rows: Sequence[SuiteRow]) -> str:
     """A whole document."""
-    explained = [_difference(row) for row in rows if row.epochs]
-    body = Markup("<header><h1>{}</h1></header><main>{}{}</main>").format(
-        title,
-        section("Experiments", table([*cells(rows[0])][:-1], [_page_row(row) for row in rows])),
-        section("Estimate and actual", paragraph(_WHY), table(_DIFFERENCE_HEADER, explained)) if explained else "",
+    body = Markup("<header><h1>{}</h1></header><main>{}</main>").format(
+        title, section("Experiments", *suite_sections(rows))
     )
     return page(title, body)
 
 
-def _page_row(row: SuiteRow) -> list[str | Markup]:
-    """The comment under the name: a last column would be cut off on most screens."""
-    name = Markup('{}<br><span class="{}">{}</span>').format(row.name, "bad" if row.causes else "dim", row.comments)
-    return [name, *list(cells(row).values())[1:-1]]
+def suite_sections(rows: Sequence[SuiteRow]) -> list[Markup]:
+    """The table, and why epochs took other than estimated."""
+    explained = [_difference(row) for row in rows if row.epochs]
+    why = [Markup("<h3>Estimate and actual</h3>"), paragraph(_WHY), table(_DIFFERENCE_HEADER, explained)]
+    lines = [list(cells(row).values())[:-1] for row in rows]
+    remark = Markup('<span class="{}">{}</span>')
+    remarks = [
+        remark.format("bad" if row.causes else "dim", row.comments) if row.comments else Markup("") for row in rows
+    ]
+    return [table([*cells(rows[0])][:-1], lines, remarks=remarks), *(why if explained else [])]
 
 
 def as_json(title: str, rows: Sequence[SuiteRow]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from flatout.analysis.activity import Activity, CloseLook
 from flatout.analysis.details import Details
 from flatout.analysis.epoch_ledger import DIFFERENCES, explain_difference, part_order
 from flatout.reports.charts import Series, area_chart, line_chart
+from flatout.reports.curves import time_axis
 from flatout.reports.page import join_markup, paragraph, table
 from flatout.reports.strips import Block, stacked, strips
 from flatout.units import format_seconds, format_share
@@ -108,7 +109,7 @@ def timeline(activity: Activity) -> Markup:
     overview = activity.overview
     if not overview.sums:
         return Markup("")
-    scale, unit = (60, "minutes") if overview.end > 180 else (1, "seconds")
+    unit, scale = time_axis(overview.end)
     width = overview.bin_seconds
     bins = overview.main_thread()
     note = f"each stretch is {format_seconds(width)}"

@@ -26,6 +26,7 @@ _CHUNK_BYTES = 1 << 18  # parsed at once: some 2,000 steps, a few milliseconds
 _SKETCH_BYTES = 8 << 20  # a longer file is sampled first, so that it can be shown at once
 _SKETCH_ROWS = 2048
 _RECENT = 20
+NO_STEPS: Floats = np.empty((0, len(_COLUMNS)))
 
 
 class StretchedCurves:
@@ -106,7 +107,7 @@ class StepFollower:
         self._header: list[str] = []
         self._at = 0
         self._partial = b""
-        self._recent: Floats = np.empty((0, len(_COLUMNS)))
+        self._recent = NO_STEPS
         self._exact = StretchedCurves()
         self._sketch: StretchedCurves | None = None
 
@@ -196,7 +197,7 @@ def _cells(line: bytes) -> list[str]:
 def _numbers(lines: bytes, header: Sequence[str]) -> Floats:
     """The columns of `_COLUMNS`, NaN for blanks; rows that are damaged are left out."""
     if not lines or "step" not in header:
-        return np.empty((0, len(_COLUMNS)))
+        return NO_STEPS
     text = lines.decode("utf-8", "replace")
     places = [header.index(name) if name in header else None for name in _COLUMNS]
     found = [
@@ -234,6 +235,20 @@ def read_tail(path: Path, most_bytes: int = 1 << 14) -> str:
         raise BadFile(f"cannot read {path}: {error.strerror}") from None
     cut = data.find(b"\n") + 1 if size > most_bytes else 0
     return data[cut:].decode("utf-8", "replace")
+
+
+def read_recent(path: Path) -> Floats:
+    """The last steps, as `StepFollower.recent`, from the end of the file alone."""
+    try:
+        require_regular(path)
+        with path.open("rb") as file:
+            header = _cells(file.readline(_CHUNK_BYTES))
+    except FileNotFoundError:
+        return NO_STEPS
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}") from None
+    attempts = _attempts(_numbers(read_tail(path).encode("utf-8", "replace"), header))
+    return attempts[-1][-_RECENT:] if attempts else NO_STEPS
 
 
 def read_thinned(path: Path, most_rows: int = 2000) -> list[dict[str, str]]:

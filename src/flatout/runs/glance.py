@@ -1,11 +1,13 @@
 """Many runs at a glance: what a list needs, from their small files, read again only where those changed."""
 
+import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import DirEntry, scandir, stat
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,30 @@ class Glance:
     def name(self) -> str:
         return str(self.summary.get("run") or self.directory.name)
 
+    @property
+    def label(self) -> str:
+        """Its place below the folder of runs: several runs of one recipe have the same name."""
+        place = self.key.partition("/")[2]
+        return self.name if place == "." else place
+
+
+@dataclass
+class _Kept:
+    """What was read of a run. `path` is a text: a thousand Paths made anew would take longer than all the looking."""
+
+    path: str
+    signature: Signature
+    """Of summary.json when it was read."""
+    summary: dict[str, Any]
+    damage: str | None
+    glance: Glance | None = None
+    config: tuple[Signature, dict[str, Any]] | None = None
+
+    def is_current(self, signature: Signature) -> bool:
+        """Whether the glance holds: a run that has ended, or cannot be read, stays so while its summary does."""
+        ended = self.damage is not None or self.summary.get("status", "running") != "running"
+        return ended and self.signature == signature and self.glance is not None
+
 
 class RunIndex:
     """All runs under some folders. `refresh` looks what changed; a run is only ever found by its key, so that no
@@ -45,74 +71,94 @@ class RunIndex:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [root.resolve() for root in roots]
-        self._summaries: dict[Path, tuple[Signature, dict[str, Any], str | None]] = {}
-        self._configs: dict[Path, tuple[Signature, dict[str, Any]]] = {}
-        self._glances: dict[str, Glance] = {}
+        self._kept: dict[str, _Kept] = {}
+        self.unread = 0
+        """Runs that the last `refresh` found and had no time to read."""
 
-    def refresh(self) -> list[Glance]:
-        """Every run as it is now, newest first."""
-        found = {key: self._look(key, path) for key, path in self._find()}
-        self._glances = found
-        known = {each.directory for each in found.values()}
-        self._summaries = {path: kept for path, kept in self._summaries.items() if path in known}
-        self._configs = {path: kept for path, kept in self._configs.items() if path in known}
-        return sorted(found.values(), key=lambda each: -(each.updated_unix or 0.0))
+    def refresh(self, most_seconds: float = math.inf) -> list[Glance]:
+        """Every run as it is now, newest first. What is new is read for at most so long, the newest first; the rest
+        comes with the next call. A run that did not change is the same object as before."""
+        found = {key: (path, _signature(f"{path}/summary.json")) for key, path in self._find()}
+        until, read = time.monotonic() + most_seconds, 0
+        self._kept = {key: kept for key, kept in self._kept.items() if key in found}
+        self.unread = 0
+        for key, (path, signature) in sorted(found.items(), key=lambda each: -each[1][1][0]):
+            kept = self._kept.get(key)
+            if kept is not None and kept.is_current(signature):
+                continue
+            if kept is None and read and time.monotonic() > until:
+                self.unread += 1
+            else:
+                self._look(key, path, signature)
+                read += kept is None
+        known = [each.glance for each in self._kept.values() if each.glance is not None]
+        return sorted(known, key=lambda each: -(each.updated_unix or 0.0))
 
     def find(self, key: str) -> Glance:
         """RunDirectoryError where no run has this key (any more)."""
-        known = self._glances.get(key)
-        if known is None or not RunDirectory(known.directory).exists:
+        kept = self._kept.get(key)
+        if kept is None or not exists(f"{kept.path}/config.yaml"):
             self.refresh()
-            known = self._glances.get(key)
-        if known is None:
+            kept = self._kept.get(key)
+        if kept is None:
             raise RunDirectoryError(f"no run {key!r} under {', '.join(map(str, self._roots))}")
-        return self._look(key, known.directory)
+        signature = _signature(f"{kept.path}/summary.json")
+        return kept.glance if kept.glance and kept.is_current(signature) else self._look(key, kept.path, signature)
 
     def config(self, glance: Glance) -> dict[str, Any]:
-        """config.yaml of a run; no keys where it cannot be read. Takes some milliseconds the first time."""
-        path = glance.directory / "config.yaml"
-        signature = _signature(path)
-        kept = self._configs.get(glance.directory)
-        if kept is None or kept[0] != signature:
-            kept = (signature, _read_config(path))
-            self._configs[glance.directory] = kept
-        return kept[1]
+        """config.yaml of a run; no keys where it cannot be read. Takes a millisecond or two the first time."""
+        kept = self._kept.get(glance.key)
+        if kept is None:
+            return {}
+        signature = _signature(f"{kept.path}/config.yaml")
+        if kept.config is None or kept.config[0] != signature:
+            kept.config = (signature, _read_config(glance.directory / "config.yaml"))
+        return kept.config[1]
 
     def known_config(self, glance: Glance) -> dict[str, Any] | None:
         """As `config`, where it was read before."""
-        kept = self._configs.get(glance.directory)
-        return None if kept is None else kept[1]
+        kept = self._kept.get(glance.key)
+        return None if kept is None or kept.config is None else kept.config[1]
 
-    def _find(self) -> Iterator[tuple[str, Path]]:
-        for number, root in enumerate(self._roots):
-            if (root / "config.yaml").exists():
+    def _find(self) -> Iterator[tuple[str, str]]:
+        for number, root in enumerate(map(str, self._roots)):
+            if exists(f"{root}/config.yaml"):
                 yield f"{number}/.", root
             else:
-                yield from ((f"{number}/{path.relative_to(root)}", path) for path in _runs_below(root, _DEPTH))
+                yield from (
+                    (f"{number}/{path[len(root) :].lstrip(chr(47))}", path) for path in _runs_below(root, _DEPTH)
+                )
 
-    def _look(self, key: str, path: Path) -> Glance:
-        directory = RunDirectory(path)
-        summary, damage = self._summary(directory)
-        updated = max(_changed_unix(directory.summary), _changed_unix(directory.steps)) or None
-        if damage is not None:
-            return Glance(key, path, "failed", damage, {}, updated)
-        status, cause = str(summary.get("status", "running")), summary.get("cause")
-        if status == "running" and not _goes_on(directory):
-            status, cause = "failed", KILLED
-        return Glance(key, path, status, cause, summary, updated)
+    def _look(self, key: str, path: str, signature: Signature) -> Glance:
+        kept = self._kept.get(key)
+        if kept is None or kept.signature != signature:
+            config = None if kept is None else kept.config
+            if config is not None and config[0] != _signature(f"{path}/config.yaml"):
+                config = None  # another run under the same name
+            kept = self._kept[key] = _Kept(path, signature, *_read_summary(path), config=config)
+        kept.glance = _glance(key, kept)
+        return kept.glance
 
-    def _summary(self, directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
-        signature = _signature(directory.summary)
-        kept = self._summaries.get(directory.root)
-        if kept is None or kept[0] != signature:
-            try:
-                with blamed_as(RunDirectoryError):
-                    summary = checked_summary(read_json(directory.summary), directory.summary)
-                kept = (signature, summary, None)
-            except (UserError, OSError) as error:
-                kept = (signature, {}, str(error))
-            self._summaries[directory.root] = kept
-        return kept[1], kept[2]
+
+def _read_summary(path: str) -> tuple[dict[str, Any], str | None]:
+    """And what keeps it from being read."""
+    file = Path(path) / "summary.json"
+    try:
+        with blamed_as(RunDirectoryError):
+            return checked_summary(read_json(file), file), None
+    except (UserError, OSError) as error:
+        return {}, str(error)
+
+
+def _glance(key: str, kept: _Kept) -> Glance:
+    path, summary = Path(kept.path), kept.summary
+    updated = max(kept.signature[0], _signature(f"{kept.path}/steps.csv")[0]) / 1e9 or None
+    if kept.damage is not None:
+        return Glance(key, path, "failed", kept.damage, {}, updated)
+    status, cause = str(summary.get("status", "running")), summary.get("cause")
+    if status == "running" and not _goes_on(RunDirectory(path)):
+        status, cause = "failed", KILLED
+    return Glance(key, path, status, cause, summary, updated)
 
 
 def _goes_on(directory: RunDirectory) -> bool:
@@ -130,7 +176,7 @@ def _recorded_host(directory: RunDirectory) -> str:
     return ""
 
 
-def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+def _runs_below(folder: str, depth: int) -> Iterator[str]:
     try:
         with scandir(folder) as found:
             entries: list[DirEntry[str]] = sorted(found, key=lambda each: each.name)
@@ -140,14 +186,13 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
         with suppress(OSError):
             if not entry.is_dir(follow_symlinks=True):
                 continue
-            path = Path(entry.path)
-            if (path / "config.yaml").exists():
-                yield path
+            if exists(f"{entry.path}/config.yaml"):
+                yield entry.path
             elif depth > 1:
-                yield from _runs_below(path, depth - 1)
+                yield from _runs_below(entry.path, depth - 1)
 
 
-def _signature(path: Path) -> Signature:
+def _signature(path: str | Path) -> Signature:
     try:
         about = stat(path)
     except OSError:

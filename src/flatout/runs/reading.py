@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.cost.killed_run import price_killed_run
 from flatout.errors import RunDirectoryError, UserError
+from flatout.html_view import html_of
 from flatout.runs.directory import RunDirectory, read_json
 from flatout.runs.rebuilding import rebuild_summary
 from flatout.runs.schema import ENVIRONMENT, check_config, check_epochs, checked_summary
@@ -28,6 +29,7 @@ class Run:
     """Those that count: without what a later attempt did again."""
     epochs: list[dict[str, str]]
     """Rows of epochs.csv that count; each metric has a column."""
+    _repr_html_ = html_of
 
     @classmethod
     def elsewhere(cls, directory: Path) -> "Run":

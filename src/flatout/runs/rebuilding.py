@@ -44,12 +44,12 @@ def rebuild_summary(
         "throughput": throughput([row.seconds for row in steps], samples),
         "time": {**(before.get("time") or {}), **({"wall_seconds": wall_seconds, "parts": parts} if attempts else {})},
         "data": {**(before.get("data") or {}), "quarantined": len(read_table(directory.quarantine))},
-        "checkpoint": _checkpoint(directory, parts),
+        "checkpoint": {**checkpoint_files(directory), "seconds": parts.get("checkpoint", 0.0)},
         "cost": None,
     }
 
 
-def _checkpoint(directory: RunDirectory, parts: Mapping[str, float]) -> dict[str, Any]:
+def checkpoint_files(directory: RunDirectory) -> dict[str, int]:
+    """How many there are, and their bytes."""
     files = [path for path in directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
-    sizes = [path.stat().st_size for path in files]
-    return {"files": len(files), "bytes": sum(sizes), "seconds": parts.get("checkpoint", 0.0)}
+    return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}

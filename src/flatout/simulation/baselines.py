@@ -78,11 +78,5 @@ def _outcome(world: SimulatedWorld, ended: dict[int, float], made: int) -> Simul
     return SimulationOutcome(max(ended.values()), seconds, batches, made, 0, 1 - made / batches, usd)
 
 
-POLICIES = {
-    "shared": shared,
-    "independent": independent,
-    "lru": lru_cache,
-    "lockstep": lockstep,
-    "window": window,
-}
+POLICIES = {"shared": shared, "independent": independent, "lru": lru_cache, "lockstep": lockstep, "window": window}
 """By the name that `flatout simulate` shows."""

@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 from flatout.errors import StorageError
-from flatout.storage.local import OpenFile
-from flatout.storage.protocol import Range, Store
+from flatout.machine.files import OpenFile
+from flatout.storage.protocol import Store, read_one
 
 _WINDOW_BYTES = 128 * 1024
 """Read at once from a remote store: the headers of a few small members, or one of a large one."""
@@ -42,11 +42,7 @@ class ArchiveFile(io.RawIOBase):
         return self._window[begin : begin + length]
 
     def _fetch(self, offset: int, length: int) -> bytes:
-        length = min(length, self.size - offset)
-        (answer,) = self.store.read_many([Range(self.name, self.start + offset, length)])
-        if isinstance(answer, StorageError):
-            raise answer
-        return answer
+        return read_one(self.store, self.name, self.start + offset, min(length, self.size - offset))
 
     # what zipfile and pyarrow ask of a file
 

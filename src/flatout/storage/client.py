@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from flatout.errors import ConfigError, DataError, StorageError
+from flatout.machine.net import is_local
 from flatout.storage.answers import StoreLocation
 from flatout.storage.credentials import profile_provider, s3_endpoint, shared_file_settings
 
@@ -66,7 +66,7 @@ def build_client(address: Address, options: Mapping[str, Option], timeouts: Time
         config = shared_file_settings(config, os.environ) | config
     client_options: dict[str, object] = {key: value for key, value in options.items() if key in _CLIENT_KEYS}
     endpoint = _endpoint(address.scheme, options)
-    if endpoint is not None and _is_loopback(endpoint):
+    if endpoint is not None and is_local(urlsplit(endpoint).hostname or ""):
         client_options.setdefault("allow_http", True)
     client_options |= {
         "timeout": timedelta(seconds=timeouts.whole_seconds),
@@ -132,14 +132,6 @@ def _endpoint(scheme: str, options: Mapping[str, Option]) -> str | None:
         shown = endpoint.rpartition("@")[2]
         raise ConfigError(f"endpoint {shown!r} is not an address; write http://host:port or https://host")
     return endpoint
-
-
-def _is_loopback(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 _runtime_pid: int | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flatout.errors import AccessDenied, ObjectMissing, StorageError
+from flatout.machine.files import OpenFile
 from flatout.storage.locators import LOCATOR_BYTES, file_locator
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
@@ -24,22 +25,6 @@ def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
         f"{what} has {object_bytes} bytes, asked for {wanted.start} to {end}; "
         "it changed since it was indexed, index it again"
     )
-
-
-class OpenFile:
-    """A file or folder, open for as long as anybody refers to it: who reads at an offset never meets another file of
-    the same number."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone before the last reader
-        if hasattr(self, "_fd"):
-            close(self._fd)
 
 
 @dataclass(eq=False)
@@ -143,7 +128,7 @@ class TarStore:
     _members: dict[str, tuple[int, int]] | None = field(default=None, repr=False)
     """Name -> offset and length of its bytes."""
     url: str = field(init=False)
-    _file: "OpenFile | None" = field(default=None, init=False, repr=False)
+    _file: OpenFile | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.path
@@ -163,7 +148,7 @@ class TarStore:
         for name, (offset, byte_count) in table.items():
             yield Entry(name, byte_count, file_locator(status, b"%d %d" % (offset, byte_count)))
 
-    def file(self) -> "OpenFile":
+    def file(self) -> OpenFile:
         """The archive itself, for those who know the places of its members."""
         if self._file is None:
             try:

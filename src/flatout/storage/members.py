@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import xxhash
 
 from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.machine.files import OpenFile
 from flatout.storage.archive_file import ArchiveFile
 from flatout.storage.counters import StoreCounters
-from flatout.storage.local import FolderStore, OpenFile, outside_error
+from flatout.storage.local import FolderStore, outside_error
 from flatout.storage.locators import NO_LOCATOR
 from flatout.storage.protocol import Entry, Range, Store, counters_of
 from flatout.storage.zip_index import LOCAL_BYTES, STORED, data_offset, header_bytes, index_zip

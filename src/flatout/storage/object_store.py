@@ -5,23 +5,27 @@ asyncio takes.
 """
 
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.errors import StorageError
-from flatout.storage.answers import Trouble, explain
-from flatout.storage.client import Option, build_client, origin_of, parse_address, place_of
+from flatout.errors import ObjectMissing, StorageError, StoreUnreachable, UserError
+from flatout.storage.answers import StoreLocation, Trouble, explain
+from flatout.storage.client import Address, Option, Timeouts, build_client, origin_of, parse_address, place_of
 from flatout.storage.connection import Connection, ReadOptions
 from flatout.storage.counters import StoreCounters
-from flatout.storage.listing import list_entries
-from flatout.storage.preflight import check_store
+from flatout.storage.listing import first_trouble, list_entries
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.reading import Read, read_range
-from flatout.storage.retry import RequestOutcome
+from flatout.storage.retry import GiveUp, RequestHistory, RequestOutcome, RetryPolicy, next_attempt
+
+_CHECK_SECONDS = 9.0
+_CHECK_POLICY = RetryPolicy(deadline_seconds=5.0, throttle_seconds=5.0, max_delay_seconds=1.0)
+_CHECK_TIMEOUTS = Timeouts(whole_seconds=4.0, stall_seconds=4.0, connect_seconds=3.0)
 
 
 @dataclass(eq=False)
@@ -100,3 +104,47 @@ def _result(connection: Connection, read: Read, future: "Future[bytes | StorageE
             if time.monotonic() >= max(read.call_started, connection.last_answer) + deadline_seconds:
                 trouble = Trouble(RequestOutcome.UNREACHABLE, connection.last_detail)
                 return explain(trouble, connection.place, read.wanted.name, deadline_seconds)
+
+
+def check_store(address: Address, options: Mapping[str, Option], place: StoreLocation) -> None:
+    """Raise what is wrong: bucket, region, key, no credentials, endpoint, empty prefix. Returns if none is."""
+    # In a thread of its own, because looking up a host name can hang beyond every timeout.
+    pool = ThreadPoolExecutor(1, thread_name_prefix="flatout-check")
+    try:
+        error = pool.submit(_find_error, address, options, place).result(timeout=_CHECK_SECONDS)
+    except TimeoutError:
+        error = StoreUnreachable(
+            f"{place.url}: no answer from {place.endpoint} within {_CHECK_SECONDS:.0f} s; "
+            "check the endpoint and the network"
+        )
+    except StorageError as refused:  # no client can be built from these options
+        error = refused
+    finally:
+        pool.shutdown(wait=False)
+    if error is not None:
+        if not isinstance(error, StoreUnreachable):  # the address or the credentials, which the user gave
+            error.exit_code = UserError.exit_code
+        raise error
+
+
+def _find_error(address: Address, options: Mapping[str, Option], place: StoreLocation) -> StorageError | None:
+    client = build_client(address, options, _CHECK_TIMEOUTS)
+    started = time.monotonic()
+    attempts = 0
+    while (trouble := first_trouble(client)) is not None:
+        attempts += 1
+        elapsed_seconds = time.monotonic() - started
+        asked = RequestHistory(attempts, elapsed_seconds, elapsed_seconds, attempts, refreshed=True)
+        step = next_attempt(trouble.outcome, asked, _CHECK_POLICY, random.random)
+        if isinstance(step, GiveUp):
+            return _explain_check(trouble, place, elapsed_seconds)
+        time.sleep(step.seconds)
+    return None
+
+
+def _explain_check(trouble: Trouble, place: StoreLocation, elapsed_seconds: float) -> StorageError:
+    if trouble.outcome is RequestOutcome.MISSING:
+        return ObjectMissing(
+            f"{place.url} holds no objects ({trouble.detail}); check the prefix, or upload the dataset first"
+        )
+    return explain(trouble, place, asked_seconds=elapsed_seconds)

@@ -53,6 +53,14 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+def read_one(store: Store, name: str, start: int = 0, length: int | None = None) -> bytes:
+    """The bytes of one object, or a part of it; what is wrong is raised."""
+    (answer,) = store.read_many([Range(name, start, length)])
+    if isinstance(answer, StorageError):
+        raise answer
+    return answer
+
+
 class StoreOpener(Protocol):
     """The entry point of flatout.stores whose name is the scheme of `url`. It reads nothing yet."""
 

@@ -110,7 +110,7 @@ def _fetch(connection: Connection, client: Any, read: Read) -> bytes:
     data = _body(connection, result)
     _check_length(Range(read.wanted.name) if read.whole else read.wanted, len(data), object_bytes)
     if connection.etag_is_md5 and len(data) == object_bytes and (etag := _MD5_ETAG.fullmatch(meta["e_tag"] or "")):
-        _check_digest(connection, read, data, etag.group(1))
+        _check_digest(connection, client, read, data, etag.group(1))
     return _cut(read.wanted, data) if read.whole else data
 
 
@@ -152,16 +152,29 @@ def _check_length(wanted: Range, got_bytes: int, object_bytes: int) -> None:
         raise _Troubled(RequestOutcome.DAMAGED, f"{got_bytes} bytes came, {end - wanted.start} were asked for")
 
 
-def _check_digest(connection: Connection, read: Read, data: bytes, etag: str) -> None:
-    """An ETag of an object encrypted by KMS looks like an MD5 and is none, so two equal readings outvote it."""
+def _check_digest(connection: Connection, client: Any, read: Read, data: bytes, etag: str) -> None:
+    """An ETag of an object encrypted by KMS looks like an MD5 and is none, so equal readings outvote it: two whole ones
+    and one in pieces, because a fault on the way may damage every answer at the same place."""
     digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if digest == etag:
         connection.etag_matches += 1
     elif digest != read.last_digest:
         read.last_digest = digest
         raise _Troubled(RequestOutcome.DAMAGED, f"MD5 {digest} differs from the ETag {etag}")
+    elif not read.whole and _in_pieces(connection, client, read.wanted.name, len(data)) != data:
+        raise _Troubled(RequestOutcome.DAMAGED, f"MD5 {digest} differs from the ETag {etag}, and pieces from the whole")
     elif connection.etag_matches == 0:
         connection.etag_is_md5 = False
+
+
+def _in_pieces(connection: Connection, client: Any, name: str, object_bytes: int) -> bytes:
+    cut, pieces = max(1, object_bytes // 3), []
+    for start, end in ((0, cut), (cut, object_bytes)):
+        if start < end:
+            started = time.monotonic()
+            pieces.append(_body(connection, client.get(name, options={"range": (start, end)})))
+            connection.book.add_request(time.monotonic() - started, len(pieces[-1]), throttled=False)
+    return b"".join(pieces)
 
 
 def _cut(wanted: Range, data: bytes) -> bytes:

@@ -49,6 +49,14 @@ class NamesOutputs(Protocol):
     def probabilities(self, logits: Tensor) -> Tensor: ...
 
 
+class JudgesSamples(Protocol):
+    """A task that can be trained with train.selective."""
+
+    def harder(self, model: nn.Module, inputs: Any) -> Any:
+        """The part of the inputs that the model does worse on."""
+        ...
+
+
 class Task(Protocol):
     """Builds the model, turns a batch into a loss, and counts how good the model is."""
 

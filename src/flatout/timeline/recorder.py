@@ -34,7 +34,7 @@ PARTS = (
 _FLUSH_SECONDS = 1.0
 _DETAILED_LINES = 100_000  # of an attempt; after them, short spans of the same name are one line for each flush
 _SHORT_SECONDS = 0.1
-_LOOK_SECONDS = 0.0003  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
+_LOOK_SECONDS = 0.001  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
 _WAITED_SECONDS = 0.0001  # what is less is not written
 _ON_DEVICE = frozenset({"copy", "forward", "backward", "optimizer"})
 
@@ -67,7 +67,7 @@ class Span:
         self._name = name
 
     def __enter__(self) -> None:
-        self._recorder._enter(self._name)
+        self._recorder.begin(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -83,7 +83,8 @@ class Recorder:
         self._path = path
         self._attempt = attempt
         self._file: IO[str] | None = None
-        self._lines: deque[str] = deque()  # appended to by any thread
+        # appended to by any thread. Spans become text when they are flushed: many at once cost half as much
+        self._lines: deque[str | tuple[str, int, float, float, float, float]] = deque()
         self._written = 0
         self._short: dict[str, tuple[int, float, float, float, float]] = {}  # count, start, seconds, own, waited
         self._spans: dict[str, Span] = {}
@@ -157,13 +158,20 @@ class Recorder:
             self._spans[name] = Span(self, name)
         return self._spans[name]
 
-    def begin(self, name: str) -> None:
-        """As entering `span(name)`, for a hook whose end is another function."""
-        self._enter(name)
+    def begin(self, name: str) -> float:
+        """As entering `span(name)`, for a hook whose end is another function. When it began, of time.perf_counter."""
+        if name == "copy" and self.device_clock is not None:
+            self.device_clock.mark("idle")
+        now = time.perf_counter()
+        self._charge(now)
+        self._stack.append((name, now))
+        self._inner.append(0.0)
+        self._waited.append(0.0)
+        return now
 
-    def end(self, at: float | None = None) -> None:
-        """The innermost span is over, now or since `at` (of time.perf_counter)."""
-        self._leave(at=at)
+    def end(self) -> float:
+        """The innermost span is over; its seconds."""
+        return self._leave()
 
     def switch(self, name: str, at: float | None = None) -> None:
         """The innermost span is over, now or since `at`, and `name` began at that moment."""
@@ -235,16 +243,7 @@ class Recorder:
             self._waited[-1] += waited - self._waited_before
             self._waited_before, self._looked = waited, now
 
-    def _enter(self, name: str) -> None:
-        if name == "copy" and self.device_clock is not None:
-            self.device_clock.mark("idle")
-        now = time.perf_counter()
-        self._charge(now)
-        self._stack.append((name, now))
-        self._inner.append(0.0)
-        self._waited.append(0.0)
-
-    def _leave(self, failed: bool = False, at: float | None = None) -> None:
+    def _leave(self, failed: bool = False, at: float | None = None) -> float:
         """`failed`: an error is on its way. The device may be what failed, and asking it would hide the cause."""
         now = time.perf_counter() if at is None else at
         self._charge(now)
@@ -262,6 +261,7 @@ class Recorder:
         if now - self._flushed > _FLUSH_SECONDS:
             self.flush()
             self._flushed = now
+        return seconds
 
     def _device_shares(self) -> Mapping[str, float]:
         assert self.device_clock is not None
@@ -283,16 +283,18 @@ class Recorder:
     def _note(self, name: str, start: float, seconds: float, own: float, waited: float = 0.0) -> None:
         """A line for each span; in a long run, one line a second for the short spans of a name."""
         if self._written < _DETAILED_LINES or seconds >= _SHORT_SECONDS:
-            self._lines.append(self._line(name, start, seconds, own, waited))
+            self._lines.append((name, self.step, start, seconds, own, waited))
             return
         count, first, summed, owned, delayed = self._short.get(name, (0, start, 0.0, 0.0, 0.0))
         self._short[name] = count + 1, first, summed + seconds, owned + own, delayed + waited
 
-    def _line(self, name: str, start: float, seconds: float, own: float, waited: float, count: int = 1) -> str:
+    def _line(
+        self, name: str, step: int, start: float, seconds: float, own: float, waited: float, count: int = 1
+    ) -> str:
         many = f',"count":{count}' if count > 1 else ""
         queued = f',"core_wait":{waited:.6f}' if waited >= _WAITED_SECONDS else ""
         return (
-            f'{{"name":"{name}","step":{self.step},"start":{start - self._origin:.6f},'
+            f'{{"name":"{name}","step":{step},"start":{start - self._origin:.6f},'
             f'"seconds":{seconds:.6f},"own":{own:.6f}{queued}{many}}}\n'
         )
 
@@ -301,10 +303,11 @@ class Recorder:
         if self._holding:
             return
         for name, (count, start, seconds, own, waited) in self._short.items():
-            self._lines.append(self._line(name, start, seconds, own, waited, count))
+            self._lines.append(self._line(name, self.step, start, seconds, own, waited, count))
         self._short.clear()
         waiting = [self._lines.popleft() for _ in range(len(self._lines))]
         self._written += len(waiting)
         if self._file is not None:
-            self._file.writelines(waiting)
+            text = "".join(line if isinstance(line, str) else self._line(*line) for line in waiting)
+            self._file.write(text)  # one call: each costs a file that can be read a reset of its decoder
             self._file.flush()

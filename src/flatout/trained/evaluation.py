@@ -16,13 +16,15 @@ from flatout.engine.loop import Job, evaluate
 from flatout.engine.parallel import Parallel, SingleProcess
 from flatout.engine.parallel.ranks import share_failures
 from flatout.engine.progress import Progress
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from flatout.tasks.protocol import NamesOutputs, Sums, Task
 from flatout.tasks.translation.task import Translation
 from flatout.timeline import Recorder
 from flatout.trained.opening import TrainedRun
 from flatout.trained.scores import SampleAnswers
+from flatout.trained.several_looks import LOOKS, SeveralLooks
 
+_OF_LOOKS = ": "  # between the name of looks and that of a sum
 Advance = Callable[[int], None]  # told how many samples are done, on this rank
 
 
@@ -36,6 +38,7 @@ class Evaluated:
     answers: SampleAnswers | None = None
     texts: list[tuple[str, str]] | None = None  # translation and reference
     failures: dict[int, Failure] = field(default_factory=dict)
+    several_looks: dict[str, dict[str, float]] = field(default_factory=dict)  # figures with test-time augmentation
 
 
 class _Heard(nn.Module):
@@ -54,12 +57,14 @@ class _Heard(nn.Module):
 class _Listening:
     """The task as training validates with it; keeps labels, ids and probabilities of every batch on the way."""
 
-    def __init__(self, task: Task, outputs: NamesOutputs | None, advance: Advance) -> None:
+    def __init__(self, task: Task, outputs: NamesOutputs | None, advance: Advance, looks: Sequence[str] = ()) -> None:
         self._task = task
+        self._looks = looks
         self._outputs = outputs  # None where there is no class for each sample: then only figures are kept
         self._advance = advance
         self._under_way: deque[Tensor] = deque()  # ids of batches on the device, the oldest first
         self.done = 0
+        self.several_looks: dict[str, dict[str, float]] = {}
         self.rows: list[list[Any]] = [[], [], [], [], []]
 
     def to_device(self, batch: Any, device: Any) -> Any:
@@ -73,6 +78,9 @@ class _Listening:
             sums = self._task.evaluate(heard, inputs)
             assert heard.said is not None
             self._keep(ids, inputs.labels, self._outputs.probabilities(heard.said.float()))
+            for name in self._looks:
+                again = self._task.evaluate(SeveralLooks(model, LOOKS[name]), inputs)
+                sums |= {f"{name}{_OF_LOOKS}{key}": value for key, value in again.items()}
         else:
             sums = self._task.evaluate(model, inputs)
         self.done += len(ids)
@@ -80,7 +88,11 @@ class _Listening:
         return sums
 
     def metrics(self, sums: Sums) -> dict[str, float]:
-        return self._task.metrics(sums)
+        for name in self._looks:
+            prefix = f"{name}{_OF_LOOKS}"
+            theirs = {key.removeprefix(prefix): value for key, value in sums.items() if key.startswith(prefix)}
+            self.several_looks[name] = self._task.metrics(theirs)
+        return self._task.metrics({key: value for key, value in sums.items() if _OF_LOOKS not in key})
 
     def _keep(self, ids: Tensor, labels: Tensor, chances: Tensor) -> None:
         confidence, predicted = chances.max(1)
@@ -90,15 +102,21 @@ class _Listening:
 
 
 def evaluate_trained(
-    trained: TrainedRun, ranks: Parallel | None = None, advance: Advance = lambda done: None
+    trained: TrainedRun,
+    ranks: Parallel | None = None,
+    advance: Advance = lambda done: None,
+    looks: Sequence[str] = (),
 ) -> Evaluated:
-    """Evaluate on the validation plan of `trained.opened`. Raises where there is none."""
+    """Evaluate on the validation plan of `trained.opened`. Raises where there is none. `looks` are names of LOOKS: ways
+    of test-time augmentation to be measured too."""
     ranks = ranks or SingleProcess()
     opened, config = trained.opened, trained.config
     if opened is None or opened.val_plan is None:
         raise DataError(f"{config.data.path} has no validation split and too few samples to hold some out; use --data")
     classified = trained.one_class_each
-    listening = _Listening(trained.task, trained.outputs if classified else None, advance)
+    if looks and not classified:
+        raise ConfigError(f"--tta is for pictures with one class each, not for task {config.task}; leave it out")
+    listening = _Listening(trained.task, trained.outputs if classified else None, advance, looks)
     texts: list[list[list[str]]] = []  # translations and references of each batch
     if isinstance(trained.task, Translation):
         trained.task.watch = lambda found, wanted: texts.append([found, wanted])
@@ -119,6 +137,7 @@ def evaluate_trained(
         _answers(rows) if classified else None,
         pairs or None,
         failures,
+        listening.several_looks,
     )
 
 

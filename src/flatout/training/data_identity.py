@@ -34,27 +34,19 @@ class Differences:
     unproven: int = 0  # never read before, and now at another place: compared by names and sizes
 
     def __str__(self) -> str:
-        parts = [f"{some_files(self.changed, ' changed since the checkpoint')}"] if self.changed else []
-        parts += [f"{some_files(self.added, ' new since then')}"] if self.added else []
-        parts += [f"{some_files(self.removed, ' gone since then')}"] if self.removed else []
-        return ", ".join(parts)
+        whats = (" changed since the checkpoint", " new since then", " gone since then")
+        found = zip((self.changed, self.added, self.removed), whats, strict=True)
+        return ", ".join(some_files(names, what) for names, what in found if names)
 
     def notes(self) -> list[str]:
-        notes = []
-        if self.reread:
-            notes.append(
-                f"{self.reread:,} files have other times or places than before, and the same contents: read again"
-            )
-        if self.later:
-            notes.append(
-                f"{self.later:,} files have other times or places than before: compared as training reads them"
-            )
-        if self.unproven:
-            notes.append(
-                f"{self.unproven:,} samples were not read before the checkpoint and are at another place now: "
-                "known by names and sizes only"
-            )
-        return notes
+        moved = "files have other times or places than before"
+        unread = "samples were not read before the checkpoint and are at another place now"
+        told = (
+            (self.reread, f"{moved}, and the same contents: read again"),
+            (self.later, f"{moved}: compared as training reads them"),
+            (self.unproven, f"{unread}: known by names and sizes only"),
+        )
+        return [f"{count:,} {what}" for count, what in told if count]
 
 
 class RunIdentity:

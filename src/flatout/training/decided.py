@@ -12,7 +12,7 @@ from flatout.decisions.compute import choose_device_kind, choose_log_interval, c
 from flatout.decisions.document import with_attempt, with_changes
 from flatout.decisions.loading import DataDecisions
 from flatout.decisions.resolved import MonitorDecisions, ParallelDecisions, TrainDecisions
-from flatout.decisions.speedups import choose_speedups
+from flatout.decisions.speedups import choose_methods, choose_speedups
 from flatout.engine.devices import present_devices
 from flatout.engine.learner import Learner
 from flatout.engine.optimizers import arguments_for
@@ -49,6 +49,7 @@ def resolve(
         ParallelDecisions(rank_interface),
         MonitorDecisions(monitored),
         choose_speedups(config),
+        choose_methods(config),
     )
 
 

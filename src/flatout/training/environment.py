@@ -14,8 +14,9 @@ import flatout
 from flatout.config.schema import Config
 from flatout.data.pixels.decode import decoder_name
 from flatout.engine.cuda_defaults import describe_arithmetic
-from flatout.engine.devices import Device, cpu_name
+from flatout.engine.devices import Device
 from flatout.machine.budgets import usable_cores
+from flatout.machine.cpu import cpu_name
 
 
 def describe_environment(device: Device, config: Config) -> dict[str, Any]:

@@ -11,15 +11,7 @@ import torch
 from flatout.engine.loop import Job, finite_tensors
 from flatout.engine.parallel import Parallel
 from flatout.engine.progress import UsedBatch
-from flatout.errors import (
-    DataChanged,
-    EndedBySomeRank,
-    FlatoutError,
-    NotFinite,
-    RunFailed,
-    StorageError,
-    WorkerFailed,
-)
+from flatout.errors import DataChanged, EndedBySomeRank, FlatoutError, NotFinite, RunFailed, StorageError, WorkerFailed
 from flatout.machine.available_memory import explain_memory
 from flatout.plugins import own_code_error
 from flatout.runs import RunDirectory

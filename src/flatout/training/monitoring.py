@@ -78,9 +78,6 @@ class SystemRecords:
         if interval is not None:
             self._monitor = Monitor(self._readers(), self._write, note, clock, interval).start()
 
-    def latest(self) -> dict[str, Cell] | None:
-        return self._monitor.latest() if self._monitor is not None else None
-
     def stop(self) -> None:
         if self._monitor is not None:
             self._monitor.stop()

@@ -12,11 +12,12 @@ from flatout.config.tasks import Metric, metric_named
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.data.batch import AnyDataset, Failure, LoadStats
 from flatout.data.source.dataset import some_files
-from flatout.data.source.readers import Reader, store_counters
+from flatout.data.source.readers import Reader
 from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
 from flatout.runs.directory import RunDirectory, read_json, write_json
+from flatout.runs.rebuilding import checkpoint_files
 from flatout.runs.step_totals import Steps, StepTotals, read_steps
 from flatout.runs.steps import STEP_COLUMNS
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
@@ -202,7 +203,7 @@ class RunRecords:
                 else busy_fraction(recorder.device_seconds, recorder.wall_seconds())
             ),
             "checkpoint": {
-                **_checkpoint_files(self._directory),
+                **checkpoint_files(self._directory),
                 "seconds": self._earlier_checkpoint_seconds + recorder.totals()["checkpoint"],
             },
             "cost": ledger.to_dict(),
@@ -292,12 +293,6 @@ class RunRecords:
         }
 
 
-def _checkpoint_files(directory: RunDirectory) -> dict[str, int]:
-    """How many there are, and their bytes."""
-    files = [path for path in directory.checkpoints.glob("step-*.safetensors") if path.is_file()]
-    return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
-
-
 def _import_seconds(recorder: Recorder) -> float:
     """Of the startup: interpreter and imports; 0 for a library call, whose time begins later."""
     return max(0.0, _IMPORTED_UNIX - (time.time() - recorder.wall_seconds()))
@@ -305,7 +300,7 @@ def _import_seconds(recorder: Recorder) -> float:
 
 def _store_answers(reader: Reader | None) -> dict[str, Any]:
     """How the store answered this process in this attempt; empty where the kernel reads the files."""
-    counted = None if reader is None else store_counters(reader)
+    counted = None if reader is None else reader.counters()
     if counted is None or not counted.requests:
         return {}
     return {

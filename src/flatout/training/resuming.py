@@ -58,9 +58,7 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     if missing := [key for key in _NEEDED if found.state.get(key) is None]:
         raise RunDirectoryError(f"the checkpoint {found.path} does not say {missing[0]}; remove it, or use --fresh")
     known = {each.name for each in fields(Progress)}
-    stored = found.state["progress"]
-    stored.setdefault("epoch_samples", stored.get("loss_samples", 0))  # before it was counted, every loss was read
-    progress = Progress(**{name: value for name, value in stored.items() if name in known})
+    progress = Progress(**{name: value for name, value in found.state["progress"].items() if name in known})
     notes += _other_decoder(directory, config)
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(
@@ -70,7 +68,7 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
         found.state["data_fingerprint"],
         found.state["samples"].get("train"),
         previous,
-        _global_batch(found.state, previous),
+        found.state.get("global_batch"),
         tuple(found.state["classes"]) if "classes" in found.state else None,
         tuple(notes),
         {str(key): str(value) for key, value in (found.state.get("sources") or {}).items()},
@@ -85,13 +83,6 @@ def _other_decoder(directory: RunDirectory, config: Config) -> list[str]:
     return [f"images were decoded by {before} until now, and are by {decoder_name()}: pixels may differ by 1 of 255"]
 
 
-def _global_batch(state: dict[str, Any], previous: Config | None) -> int | None:
-    """Of a checkpoint; one that was written before runs had ranks does not hold it."""
-    if "global_batch" in state:
-        return int(state["global_batch"])
-    return None if previous is None else previous.batch_setting
-
-
 def check_compatible(
     resumed: Resumed,
     config: Config,
@@ -103,21 +94,17 @@ def check_compatible(
     """Refuse what would silently train something else than the user thinks; returns a note on what was accepted."""
     if resumed.tensors is None:
         return []
-    old = resumed.previous
-    if resumed.global_batch is not None and resumed.progress.batch_index and resumed.global_batch != global_batch:
-        alone = config.parallel.mode == "single" and config.data.global_batch is None
-        key = config.batch_key if alone or config.spec.batch_unit == "tokens" else "data.global_batch"
-        raise ConfigError(
-            f"{key} changed from {resumed.global_batch} to {global_batch} in the middle of epoch "
-            f"{resumed.progress.epoch + 1}: samples would be skipped or repeated; resume with {resumed.global_batch} "
-            "until the epoch ends, or use --fresh"
-        )
-    before, now = (old or config).data.max_tokens, config.data.max_tokens
-    if resumed.progress.batch_index and before != now:
-        raise ConfigError(
-            f"data.max_tokens changed from {before} to {now} in the middle of epoch {resumed.progress.epoch + 1}: "
-            f"samples would be skipped or repeated; resume with {before} until the epoch ends, or use --fresh"
-        )
+    old, then = resumed.previous, resumed.global_batch
+    alone = config.parallel.mode == "single" and config.data.global_batch is None
+    for key, before, now in (
+        (config.batch_key if alone or config.spec.batch_unit == "tokens" else "data.global_batch", then, global_batch),
+        ("data.max_tokens", (old or config).data.max_tokens, config.data.max_tokens),
+    ):
+        if resumed.progress.batch_index and before not in (None, now):
+            raise ConfigError(
+                f"{key} changed from {before} to {now} in the middle of epoch {resumed.progress.epoch + 1}: samples "
+                f"would be skipped or repeated; resume with {before} until the epoch ends, or use --fresh"
+            )
     if old is not None and old.data.vocabulary != config.data.vocabulary:
         raise ConfigError(
             f"data.vocabulary changed from {_shown(old)} to {_shown(config)}, but the run's weights belong to the "

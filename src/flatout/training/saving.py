@@ -1,6 +1,8 @@
 """Checkpoints of a run, in a directory that somebody may move or delete meanwhile."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -11,70 +13,57 @@ from flatout.engine.learner import Learner
 from flatout.engine.loop import finite_tensors
 from flatout.engine.parallel import Parallel
 from flatout.engine.progress import Progress
-from flatout.errors import NoSpace, RunFailed
+from flatout.errors import CheckpointCorrupt, NoSpace, RunFailed
 from flatout.runs import RunDirectory
 from flatout.runs.directory import write_json, write_text
 from flatout.timeline import Recorder
 from flatout.training.data_identity import RunIdentity
 from flatout.training.decided import DecisionRecords
 from flatout.training.environment import describe_environment
-from flatout.training.rank_state import save_own
 from flatout.training.records import Records
 from flatout.training.setup import Setup
 
 MAX_FAILED_SAVES = 3  # in a row; then the run ends
 
 
+@dataclass
 class Saving:
     """Writes one attempt's checkpoints, and finds its directory again where that is not where it was."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        learner: Learner,
-        directory: RunDirectory,
-        ranks: Parallel,
-        records: Records,
-        recorder: Recorder,
-        identity: RunIdentity,
-        decided: DecisionRecords,
-        say: Callable[[str], None],
-        sources: Mapping[str, str],
-    ) -> None:
-        self.failed_saves = 0  # since the last that succeeded
-        self.lost_home: str | None = None  # why this run ends as soon as its weights are saved
-        self._setup = setup
-        self._decided = decided
-        self._learner = learner
-        self._directory = directory
-        self._ranks = ranks
-        self._records = records
-        self._recorder = recorder
-        self._identity = identity
-        self._say = say
-        self._sources = dict(sources)
+    setup: Setup
+    learner: Learner
+    directory: RunDirectory
+    ranks: Parallel
+    records: Records
+    recorder: Recorder
+    identity: RunIdentity
+    decided: DecisionRecords
+    say: Callable[[str], None]
+    sources: Mapping[str, str]  # digests of the user's own code
+    failed_saves: int = 0  # since the last that succeeded
+    lost_home: str | None = None  # why this run ends as soon as its weights are saved
 
     def require_space(self) -> None:
         """Before the first step: room for two checkpoints; the optimizer may still grow to twice the weights."""
-        if self._ranks.rank == 0:
-            checkpoint.require_space(self._directory.root, 3 * weight_bytes(self._learner))
+        if self.ranks.rank == 0:
+            checkpoint.require_space(self.directory.root, 3 * weight_bytes(self.learner))
 
     def write_facts(self) -> None:
         """What a run directory holds from the beginning."""
-        setup, directory = self._setup, self._directory
+        setup, directory = self.setup, self.directory
         write_text(directory.config, dump_config(setup.config))
         if setup.dataset.classes:
             write_json(directory.classes, list(setup.dataset.classes))
         for name, text in setup.opened.files.items():
             write_text(directory.root / name, text)
         write_json(directory.environment, describe_environment(setup.device, setup.config))
-        self._decided.write()
+        self.decided.write()
 
     def save(self, progress: Progress) -> None:
         """A checkpoint by all ranks together: state of their own each, then the one that they share by rank 0."""
-        tensors = finite_tensors(self._learner, progress.step, keep=self._ranks.rank == 0)
-        save_own(self._ranks, self._learner, self._directory.checkpoints, progress.step)
-        if self._ranks.rank != 0:
+        tensors = finite_tensors(self.learner, progress.step, keep=self.ranks.rank == 0)
+        save_own(self.ranks, self.learner, self.directory.checkpoints, progress.step)
+        if self.ranks.rank != 0:
             return
         self.keep_home(progress.step)
         self.write(tensors, progress)
@@ -83,44 +72,44 @@ class Saving:
 
     def write(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Rank 0's part of a checkpoint. A full disk is a warning, until it has been full too often."""
-        config, dataset, folder = self._setup.config, self._setup.dataset, self._directory.checkpoints
+        config, dataset, folder = self.setup.config, self.setup.dataset, self.directory.checkpoints
         metric = progress.metrics.get(config.checkpoint.metric) if progress.batch_index == 0 else None
         state = {
             "progress": vars(progress),
             "metric": metric,
-            "precision": self._learner.precision.scalars(),
+            "precision": self.learner.precision.scalars(),
             "data_fingerprint": dataset.fingerprint,
             "samples": {"train": len(dataset.train)},
             "classes": list(dataset.classes),  # in the order of their labels: what the outputs mean
-            "attempt": self._records.attempt,
-            "global_batch": self._setup.opened.global_batch,
-            "sources": self._sources,
+            "attempt": self.records.attempt,
+            "global_batch": self.setup.opened.global_batch,
+            "sources": dict(self.sources),
         }
-        self._identity.save()
+        self.identity.save()
         try:
             checkpoint.save(folder, progress.step, tensors, state)
             checkpoint.prune(folder, config.checkpoint.keep_top, metric_named(config.checkpoint.metric).better)
             self.failed_saves = 0
         except NoSpace as error:
             self.failed_saves += 1
-            self._say(f"WARNING: {error}")
+            self.say(f"WARNING: {error}")
             if self.failed_saves >= MAX_FAILED_SAVES:
                 raise RunFailed(f"{MAX_FAILED_SAVES} checkpoints in a row could not be written: {error}") from None
 
     def keep_home(self, step: int) -> bool:
         """Before anything is written by its name: is the run's directory still the one it was? Where it is not, what
         this process knows is written anew, and True returned: a checkpoint has to follow."""
-        fate, before = self._directory.fate(), self._directory.root
-        if fate == "here" or self._ranks.rank != 0:
+        fate, before = self.directory.fate(), self.directory.root
+        if fate == "here" or self.ranks.rank != 0:
             return False
-        self._directory.find_again()
-        self._records.follow()
-        self._identity.follow(self._directory.root)
-        self._recorder.follow(self._directory.spans / "rank0.jsonl")
+        self.directory.find_again()
+        self.records.follow()
+        self.identity.follow(self.directory.root)
+        self.recorder.follow(self.directory.spans / "rank0.jsonl")
         self.write_facts()
-        now = self._directory.root
+        now = self.directory.root
         if fate == "deleted":
-            self._say(
+            self.say(
                 f"WARNING: {before} was deleted while training; found at step {step} and written anew, with all "
                 "records that were open, but without its older checkpoints"
             )
@@ -136,3 +125,38 @@ class Saving:
 def weight_bytes(learner: Learner) -> int:
     """Bytes of the model's state, without optimizer and averages."""
     return sum(value.nbytes for value in learner.model.state_dict().values())
+
+
+def save_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> None:
+    """On every rank, before rank 0 writes the checkpoint: where that one exists, these exist too."""
+    own = ranks.own_tensors(learner)
+    if own is None:
+        return
+    folder, state = _folder(checkpoints, ranks.rank), {"world_size": ranks.world_size}
+    try:
+        checkpoint.save(folder, step, own, state)
+        checkpoint.prune(folder, 0, "higher")
+    except NoSpace:
+        pass  # rank 0 finds the same, says so and stops when it must; without this file the state starts anew
+    ranks.group.gather(None)  # rank 0 goes on when all are done
+
+
+def restore_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int) -> list[str]:
+    """Take it back where every rank still has it; else all start it anew."""
+    if ranks.own_tensors(learner) is None:
+        return []
+    path = _folder(checkpoints, ranks.rank) / f"step-{step:09d}.safetensors"
+    try:
+        found = checkpoint.load(path) if path.exists() else None
+    except CheckpointCorrupt:
+        found = None
+    fits = found is not None and found.state["world_size"] == ranks.world_size
+    everyone = all(ranks.group.gather(fits))
+    ranks.load_own(learner, found.tensors if everyone and found is not None else {})
+    if step == 0 or everyone:
+        return []
+    return ["error feedback or momentum of local steps is not there for every rank: it starts anew"]
+
+
+def _folder(checkpoints: Path, rank: int) -> Path:
+    return checkpoints / f"rank{rank}"

@@ -34,10 +34,9 @@ from flatout.training.display import Display, RunLog, step_figures
 from flatout.training.failures import FailureHandling
 from flatout.training.link_preflight import look_at_link
 from flatout.training.own_sources import agreed_sources, changes
-from flatout.training.rank_state import restore_own
 from flatout.training.records import open_records
 from flatout.training.resuming import Resumed, broadcast_resume_point, check_compatible, find_resume_point
-from flatout.training.saving import Saving, weight_bytes
+from flatout.training.saving import Saving, restore_own, weight_bytes
 from flatout.training.setup import Setup, first_weights, memory_explained, restore
 from flatout.training.sharing import RunBatches
 from flatout.training.stopping import StopSignals, is_interruption, stop_reason
@@ -114,13 +113,7 @@ class Session:
         job = self._open_job(resumed.progress)
         self._accounting.summarise("running", None, job)
         failures = FailureHandling(
-            job,
-            self._directory,
-            ranks,
-            self._saving,
-            self._accounting,
-            self._setup.dataset.train.name,
-            self._say,
+            job, self._directory, ranks, self._saving, self._accounting, self._setup.dataset.train.name, self._say
         )
         try:
             self._begin_ranks(job, failures)

@@ -61,17 +61,11 @@ class Setup:
         """The learning rate's way through the run, in words."""
         train = self.config.train
         warmup = warmup_steps(train, self.plan.batches_per_epoch)
-        peak = self.peak_rate(world_size)
-        return describe(
-            train.schedule, self.total_steps, peak, warmup, train.milestones, train.gamma, train.schedule_options
-        )
+        return describe(train, self.total_steps, self.peak_rate(world_size), warmup)
 
 
 def prepare_setup(
-    config: Config,
-    ranks: Parallel | None = None,
-    run_folder: Path | None = None,
-    startup: StartupClock | None = None,
+    config: Config, ranks: Parallel | None = None, run_folder: Path | None = None, startup: StartupClock | None = None
 ) -> Setup:
     """Check everything that can be wrong with the input, before a file is touched.
 

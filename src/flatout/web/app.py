@@ -1,10 +1,10 @@
 """The pages and streams of the dashboard. Every request passes the guard; blocking work runs in threads."""
 
 import asyncio
-import hashlib
-import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import time
+from collections.abc import AsyncIterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -15,30 +15,24 @@ from starlette.responses import (
     PlainTextResponse,
     RedirectResponse,
     Response,
-    StreamingResponse,
 )
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flatout.commands.dashboard import Board
-from flatout.commands.dashboard_pages import (
-    cache_page,
-    comparison_fragments,
-    comparison_shell,
-    plans_page,
-    run_shell,
-    runs_shell,
-    static_file,
-    what_if,
-)
+from flatout.commands.dashboard import Board, Row, runs_shell, static_file
 from flatout.errors import FlatoutError
-from flatout.web.guard import HEADERS, Guard
+from flatout.web.guard import Guard
+from flatout.web.streams import PUSH_SECONDS, Looked, Streams, event_text, follow_pieces
 
-PUSH_SECONDS = 1.0
-_MOST_STREAMS = 64
+if TYPE_CHECKING:
+    from flatout.commands.dashboard_run import WatchedRuns
+
+_FIRST_SECONDS = 0.05  # of reading before the first rows of a long list are sent
+_IDLE_FACTOR = 100.0  # the list takes at most a hundredth of one core
+_MOST_PAUSE_SECONDS = 5.0
+_PLAIN = ("suites", "plans", "cache")  # pages of one piece
 _MOST_COMPARED = 12
 _KINDS = {".css": "text/css", ".js": "text/javascript"}
-Fragments = Callable[[], tuple[dict[str, str], dict[str, Any]]]
 
 
 class GuardedApp:
@@ -55,13 +49,15 @@ class GuardedApp:
         request = Request(scope)
         answer = self._answer(request)
         if answer is not None:
-            answer.headers.update(HEADERS)
+            answer.headers.update(self._guard.headers)
             await answer(scope, receive, send)
             return
 
         async def send_guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] += [
+                    (name.lower().encode(), value.encode()) for name, value in self._guard.headers.items()
+                ]
             await send(message)
 
         await self._app(scope, receive, send_guarded)
@@ -91,8 +87,7 @@ def make_app(board: Board, guard: Guard) -> GuardedApp:
         Route("/", pages.runs),
         Route("/run/{key:path}", pages.run),
         Route("/compare", pages.compare),
-        Route("/cache", pages.cache),
-        Route("/plans", pages.plans),
+        *(Route(f"/{name}", pages.plain) for name in _PLAIN),
         Route("/static/{name}", pages.static),
         Route("/api/runs", pages.rows),
         Route("/api/keys", pages.config_keys),
@@ -101,6 +96,7 @@ def make_app(board: Board, guard: Guard) -> GuardedApp:
         Route("/events/runs", pages.runs_events),
         Route("/events/run/{key:path}", pages.run_events),
         Route("/events/compare", pages.compare_events),
+        *(Route(f"/events/{name}", pages.plain_events) for name in _PLAIN),
     ]
     return GuardedApp(Starlette(routes=routes, exception_handlers={FlatoutError: _say}), guard)
 
@@ -110,30 +106,48 @@ async def _say(request: Request, error: Exception) -> Response:
 
 
 class Pages:
-    """Handlers, one for each address."""
+    """Handlers, one for each address. All but those of the list need what explains runs, which takes a moment to load:
+    it is imported when it is first asked for, so that the list is there at once."""
 
     def __init__(self, board: Board, guard: Guard) -> None:
         self._board = board
         self._guard = guard
-        self._streams = 0
+        self._streams = Streams()
+
+    @cached_property
+    def _watched(self) -> "WatchedRuns":
+        from flatout.commands.dashboard_run import WatchedRuns
+
+        return WatchedRuns(self._board)
 
     async def runs(self, request: Request) -> Response:
         return HTMLResponse(runs_shell())
 
     async def run(self, request: Request) -> Response:
-        key = request.path_params["key"]
-        glance = await run_in_threadpool(self._board.glance, key)
         may_act = self._guard.is_token(request.cookies.get(self._guard.cookie))
-        return HTMLResponse(run_shell(glance, may_act))
+
+        def page() -> str:
+            from flatout.commands.dashboard_pages import run_shell
+
+            return run_shell(self._watched, self._board.glance(request.path_params["key"]), may_act)
+
+        return HTMLResponse(await run_in_threadpool(page))
 
     async def compare(self, request: Request) -> Response:
-        return HTMLResponse(comparison_shell(self._compared(request), request.query_params.get("by", "step")))
+        def page() -> str:
+            from flatout.commands.dashboard_pages import comparison_shell
 
-    async def cache(self, request: Request) -> Response:
-        return HTMLResponse(await run_in_threadpool(cache_page))
+            return comparison_shell(self._compared(request), request.query_params.get("by", "step"))
 
-    async def plans(self, request: Request) -> Response:
-        return HTMLResponse(await run_in_threadpool(plans_page, self._board))
+        return HTMLResponse(await run_in_threadpool(page))
+
+    async def plain(self, request: Request) -> Response:
+        def page() -> str:
+            from flatout.commands.dashboard_pages import plain_shell
+
+            return plain_shell(request.url.path[1:])
+
+        return HTMLResponse(await run_in_threadpool(page))
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -144,15 +158,21 @@ class Pages:
 
     async def rows(self, request: Request) -> Response:
         columns = request.query_params.getlist("column")[:20]
-        return JSONResponse(await run_in_threadpool(self._board.rows, columns))
+        rows, _ = await run_in_threadpool(self._board.rows, columns)
+        return JSONResponse(rows)
 
     async def config_keys(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self._board.config_keys))
 
     async def what_if(self, request: Request) -> Response:
         changes = [(name, value) for name, value in request.query_params.multi_items() if value]
-        found = await run_in_threadpool(what_if, self._board, request.path_params["key"], changes)
-        return HTMLResponse(found)
+
+        def answer() -> str:
+            from flatout.commands.dashboard_pages import what_if
+
+            return what_if(self._watched, request.path_params["key"], changes)
+
+        return HTMLResponse(await run_in_threadpool(answer))
 
     async def stop(self, request: Request) -> Response:
         process = await run_in_threadpool(self._board.stop, request.path_params["key"])
@@ -160,61 +180,56 @@ class Pages:
 
     async def runs_events(self, request: Request) -> Response:
         columns = request.query_params.getlist("column")[:20]
-        return self._stream(self._follow_rows(request, columns))
+        return self._streams.answer(self._follow_rows(request, columns))
 
     async def run_events(self, request: Request) -> Response:
         key = request.path_params["key"]
 
-        def look() -> tuple[dict[str, str], dict[str, Any]]:
-            fragments, alarms = self._board.fragments(key)
+        def look() -> Looked:
+            fragments, alarms = self._watched.fragments(key)
             return dict(fragments), {"alarms": [vars(alarm) for alarm in alarms]}
 
-        return self._stream(self._follow(request, look))
+        return self._streams.answer(follow_pieces(request, look))
 
     async def compare_events(self, request: Request) -> Response:
         keys, by = self._compared(request), request.query_params.get("by", "step")
-        return self._stream(self._follow(request, lambda: (comparison_fragments(self._board, keys, by), {})))
+
+        def look() -> Looked:
+            from flatout.commands.dashboard_pages import comparison_fragments
+
+            return comparison_fragments(self._watched, keys, by), {}
+
+        return self._streams.answer(follow_pieces(request, look))
+
+    async def plain_events(self, request: Request) -> Response:
+        name = request.url.path.rpartition("/")[2]
+
+        def look() -> Looked:
+            from flatout.commands.dashboard_pages import plain_fragments
+
+            return plain_fragments(self._board, name), {}
+
+        return self._streams.answer(follow_pieces(request, look))
 
     @staticmethod
     def _compared(request: Request) -> list[str]:
         return request.query_params.getlist("run")[:_MOST_COMPARED]
 
-    def _stream(self, events: AsyncIterator[str]) -> Response:
-        if self._streams >= _MOST_STREAMS:
-            return PlainTextResponse(f"{_MOST_STREAMS} pages are open already; close some\n", 503)
-        return StreamingResponse(self._counted(events), media_type="text/event-stream")
-
-    async def _counted(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        self._streams += 1
-        try:
-            async for event in events:
-                yield event
-        finally:
-            self._streams -= 1
-
-    async def _follow(self, request: Request, look: Fragments) -> AsyncIterator[str]:
-        """Whatever changed since it was last sent, piece by piece."""
-        sent: dict[str, str] = {}
-        while not await request.is_disconnected():
-            fragments, facts = await run_in_threadpool(look)
-            changed = {name: text for name, text in fragments.items() if sent.get(name) != _digest(text)}
-            sent |= {name: _digest(text) for name, text in changed.items()}
-            yield _event("fragments", {"fragments": changed, **facts})
-            await asyncio.sleep(PUSH_SECONDS)
-
     async def _follow_rows(self, request: Request, columns: list[str]) -> AsyncIterator[str]:
-        sent: dict[str, dict[str, Any]] = {}
+        """Rows that changed. Of many runs the newest come first, and the rest as fast as it can be read."""
+        sent: dict[str, Row] = {}
         while not await request.is_disconnected():
-            rows = {row["key"]: row for row in await run_in_threadpool(self._board.rows, columns)}
-            changed = [row for key, row in rows.items() if sent.get(key) != row]
-            yield _event("rows", {"changed": changed, "gone": [key for key in sent if key not in rows]})
-            sent = rows
-            await asyncio.sleep(PUSH_SECONDS)
+            text, sent, unread, seconds = await run_in_threadpool(self._look_at_rows, columns, sent)
+            yield text
+            if not unread:
+                await asyncio.sleep(min(_MOST_PAUSE_SECONDS, max(PUSH_SECONDS, _IDLE_FACTOR * seconds)))
 
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
-
-
-def _event(name: str, values: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False)}\n\n"
+    def _look_at_rows(self, columns: list[str], sent: dict[str, Row]) -> tuple[str, dict[str, Row], int, float]:
+        """The event, all rows, how many are still to come, and what the look took of this thread's core."""
+        began = time.thread_time()
+        found, unread = self._board.rows(columns, _FIRST_SECONDS)
+        rows = {row["key"]: row for row in found}
+        changed = [row for key, row in rows.items() if (before := sent.get(key)) is not row and before != row]
+        gone = [key for key in sent if key not in rows]
+        text = event_text("rows", {"changed": changed, "gone": gone, "unread": unread})
+        return text, rows, unread, time.thread_time() - began

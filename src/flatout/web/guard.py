@@ -11,10 +11,10 @@ from dataclasses import dataclass
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors "
 )
+_NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:*"
 HEADERS = {
-    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -32,6 +32,13 @@ class Guard:
     on_loopback: bool
     cookie: str
     """Its name: two dashboards on one machine do not overwrite each other's."""
+    framed: bool = False
+    """Whether pages that this machine serves may show it in a frame."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every answer."""
+        return {**HEADERS, "Content-Security-Policy": POLICY + (_NOTEBOOKS if self.framed else "'none'")}
 
     def is_token(self, given: str | None) -> bool:
         return given is not None and hmac.compare_digest(given.encode(), self.token.encode())

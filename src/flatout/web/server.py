@@ -5,6 +5,7 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -14,14 +15,21 @@ from flatout.errors import ConfigError, FlatoutError
 from flatout.machine.parents import child_environment, exit_with_parent
 from flatout.web.guard import LOOPBACK, Guard
 
-_TOKEN_FILE = "dashboard-token"  # noqa: S105
 _FIRST_PORT = 8420
+_FRAMED = "--framed"
 
 
 def serve_dashboard(
-    folders: list[Path], host: str, port: int | None, allow_hosts: list[str], token_file: Path | None, say: TextIO
+    folders: list[Path],
+    host: str,
+    port: int | None,
+    allow_hosts: list[str],
+    token_file: Path | None,
+    say: TextIO,
+    framed: bool = False,
 ) -> None:
-    """In the foreground, until Ctrl-C or SIGTERM; the address goes to `say`."""
+    """In the foreground, until Ctrl-C or SIGTERM; the address goes to `say`. `framed`: pages of this machine (a
+    notebook) may show it in a frame; the token stays unsaid, so that a frame can be looked at and nothing else."""
     try:
         import uvicorn
 
@@ -32,9 +40,11 @@ def serve_dashboard(
     listener = _listen(host, port)
     number = listener.getsockname()[1]
     token = _token(token_file)
-    guard = Guard(token, (*LOOPBACK, host.lower(), *map(str.lower, allow_hosts)), on_loopback, f"flatout_{number}")
+    guard = Guard(
+        token, (*LOOPBACK, host.lower(), *map(str.lower, allow_hosts)), on_loopback, f"flatout_{number}", framed
+    )
     shown = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
-    lines = [f"dashboard: http://{shown}:{number}/?token={token}"]
+    lines = [f"dashboard: http://{shown}:{number}/" + ("" if framed else f"?token={token}")]
     if not on_loopback:
         lines.append("  others need the token to look, too; it travels in clear: an ssh tunnel hides it")
     say.write("\n".join(lines) + "\n")
@@ -54,8 +64,18 @@ def serve_dashboard(
 def start_beside(folder: Path) -> None:
     """A dashboard of its own process for as long as this one lives; it says its address by itself. What keeps it from
     starting (the extra is not installed) is said, and training goes on."""
-    command = [sys.executable, "-m", "flatout.web.server", str(folder)]
-    subprocess.Popen(command, env={**os.environ, **child_environment()}, stdin=subprocess.DEVNULL)
+    _start([folder])
+
+
+def start_framed(folders: list[Path]) -> "subprocess.Popen[str]":
+    """As `start_beside`, for a frame in a notebook: its address is the one line of its standard output."""
+    return _start([*folders, _FRAMED], subprocess.PIPE)
+
+
+def _start(arguments: Sequence[str | Path], stdout: int | None = None) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "flatout.web.server", *map(str, arguments)]
+    environment = {**os.environ, **child_environment()}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, text=True)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
@@ -95,14 +115,16 @@ def _token(path: Path | None) -> str:
     return path.read_text("ascii").strip()
 
 
-def _beside() -> None:
-    """What `start_beside` starts."""
+def _beside(arguments: list[str]) -> None:
+    """What `start_beside` and `start_framed` start."""
     exit_with_parent()
+    framed = arguments[-1] == _FRAMED
+    folders = [Path(each) for each in arguments if each != _FRAMED]
     try:
-        serve_dashboard([Path(sys.argv[1])], "127.0.0.1", None, [], None, sys.stderr)
+        serve_dashboard(folders, "127.0.0.1", None, [], None, sys.stdout if framed else sys.stderr, framed)
     except FlatoutError as error:
         sys.stderr.write(f"flatout: {error}\n")
 
 
 if __name__ == "__main__":
-    _beside()
+    _beside(sys.argv[1:])

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from flatout.cache import redis_wire
 from flatout.cache.bundle import HEADER_BYTES
-from flatout.cache.redis_address import is_local, parse_redis, redis_password
+from flatout.cache.redis_address import parse_redis, redis_password
 from flatout.cache.redis_store import RedisStore, check_redis
 from flatout.cache.sealing import SEAL_BYTES, Sealer, entry_keys, seal_of
 from flatout.errors import BadBundle, ConfigError, ServiceUnavailable
+from flatout.machine.net import is_local
 from servers.redis_servers import Lie, LyingRedis
 
 KEY, MOST = b"k" * 32, 1000

@@ -8,7 +8,7 @@ import yaml
 from flatout.config.loading import dump_config, load_config
 from flatout.config.speedups import SHIPPED_SIDES, growing_sides
 from flatout.data.pixels.views import SHIPPED, resolve_view
-from flatout.decisions.speedups import choose_speedups, speedup_notes
+from flatout.decisions.speedups import choose_methods, choose_speedups, speedup_notes
 from flatout.errors import ConfigError
 
 AUTO = {"speedups": "auto", "train": {"epochs": 16}}
@@ -48,6 +48,18 @@ def test_each_switch_is_off_again_by_its_key(key: str, value: Any) -> None:
     assert key not in chosen.value
     assert f"set otherwise by the recipe: {key}" in chosen.reason
     assert len(chosen.value) == 2  # the others
+
+
+def test_every_method_that_is_on_is_recorded_whoever_switched_it_on() -> None:
+    assert choose_methods(load_config({}).config).value == {}
+    config = load_config(AUTO, {"train.swa": 0.5, "model.freeze_from": {3: ["conv1"]}}).config
+    assert choose_methods(config).value == {
+        "train.schedule": "one-cycle",
+        "train.swa": 0.5,
+        "model.freeze_from": {3: ("conv1",)},
+        "views.train-64.sizes": {0: 32, 7: 48, 12: 64},
+        "views.train-64.alternate_flip": True,
+    }
 
 
 def test_a_view_of_the_recipe_keeps_its_own_values() -> None:

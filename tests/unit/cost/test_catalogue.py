@@ -91,11 +91,6 @@ def test_every_shipped_entry_says_its_date_and_region() -> None:
             assert entry["region"] == "us-east-1", (section, name)
 
 
-def test_network_baseline_is_in_bits_and_none_where_unknown(shipped: Catalogue) -> None:
-    assert shipped.network_bits_per_second("g4dn.2xlarge") == 10e9
-    assert shipped.network_bits_per_second("g6.xlarge") is None
-
-
 def test_unknown_instance_suggests_the_nearest_and_how_to_go_on(shipped: Catalogue) -> None:
     with pytest.raises(
         ConfigError, match=r"'g5\.2xlrge'.*did you mean g5\.2xlarge\?.*cost\.usd_per_hour.*cost\.prices"

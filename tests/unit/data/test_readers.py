@@ -12,7 +12,7 @@ from small_datasets import jpeg, opened, sample_files, write_files, write_tar
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.source.readers import Extents
 from flatout.errors import StorageError
-from flatout.storage.local import OpenFile
+from flatout.machine.files import OpenFile
 
 FILES = {**sample_files(12), **{f"val/{name}/0.jpg": jpeg(0) for name in "ab"}}
 

@@ -50,6 +50,15 @@ def test_a_run_that_goes_on_keeps_its_precision() -> None:
     assert with_precision_of(said, left_open) == said
 
 
+def test_a_cpu_with_units_for_bf16_uses_them_where_speedups_are_asked_for() -> None:
+    able, other = DeviceFacts("cpu", "EPYC", "bf16"), DeviceFacts("cpu", "Xeon")
+    plain, fast = load_config({}).config, load_config({"speedups": "auto"}).config
+    said = load_config({"speedups": "auto", "train": {"precision": "fp32"}}).config
+    assert [choose_precision(each, able).value for each in (plain, fast, said)] == ["fp32", "bf16", "fp32"]
+    assert choose_precision(fast, other).value == "fp32"
+    assert choose_precision(fast, other, so_far="bf16").value == "bf16"  # went on elsewhere
+
+
 def test_only_arithmetic_that_a_device_has_is_measured() -> None:
     assert fast_precisions(DeviceFacts("cpu")) == {"bf16"}
     assert (fast_precisions(T4), fast_precisions(A100)) == ({"fp16"}, {"bf16", "fp16"})

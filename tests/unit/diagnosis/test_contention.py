@@ -3,6 +3,7 @@
 import pytest
 from constructed import row, signals, steps
 
+from flatout.analysis.rank_spans import BatchLoad
 from flatout.diagnosis.contention import holders
 from flatout.diagnosis.learning import BY_HEART, MISMATCH, RANDOM, curves_of, val_at_chance
 from flatout.diagnosis.signal_groups import Epoch, HostRow, HostSignals
@@ -45,6 +46,15 @@ def test_a_starved_run_whose_workers_only_lack_cores_is_not_blamed_on_its_loadin
     assert explained.cause == "host"
     assert sum(explained.shares.values()) == pytest.approx(1.0)
     assert taken.net("data_wait") == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_thread_that_loads_by_itself_waits_for_a_core_once() -> None:
+    """Of each second that it prepares batches in it waits 0.6 for a core: 0.4 are its own work."""
+    loads = tuple(BatchLoad(n, decode_seconds=0.1, core_wait_seconds=0.06) for n in range(1, 201))
+    crowd = (HostRow(40.0, 1.0, 0.4, 0.6),)
+    waited = {"data_wait": 0.6 * 200 * 0.1}
+    inline = signals(workers=0, steps=steps(own=0.02, wait=0.1), loads=loads, core_wait=waited, rows=crowd)
+    assert inline.net("data_wait") == pytest.approx(0.4 * 200 * 0.1)
 
 
 def test_other_findings_name_who_has_the_cores_as_well() -> None:

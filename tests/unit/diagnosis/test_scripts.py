@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from constructed import signals
+from constructed import signals, steps
 
 from flatout.diagnosis.finding import Finding, Fix
+from flatout.diagnosis.rules import exposed_communication
+from flatout.diagnosis.script_rules import debugging_left_on, your_code
 from flatout.diagnosis.script_signals import HotLine, ScriptSignals, read_script
-from flatout.diagnosis.scripts import in_script_words, your_code
+from flatout.diagnosis.scripts import in_script_words
+from flatout.diagnosis.signal_groups import RankSignals
 from flatout.diagnosis.verdict import explain_signals
 
 LINES = (
@@ -80,3 +83,68 @@ def test_a_script_that_saves_at_every_step_is_promised_most_of_that_time() -> No
     assert explained.cause == "checkpoint"
     assert "save every 15 steps instead of every 1" in explained.verdict
     assert 5.0 < explained.findings[0].saved_seconds < 6.0
+
+
+def starving(workers: int) -> dict[str, Any]:
+    """All that workers do is the dataset's own code, and it takes three times as long as a step."""
+    return {
+        "steps": steps(own=0.03, wait=0.07),
+        "workers": workers,
+        "worker_kind": "process",
+        "fetch_seconds": 0.0,
+        "decode_seconds": 0.0,
+        "augment_seconds": 0.1 * 200,
+    }
+
+
+def test_idle_cores_come_before_what_the_dataset_does() -> None:
+    one = explain_signals(replace(signals(**starving(1), cores=4), script=script(loader={"num_workers": 1})))
+    assert (one.cause, "DataLoader(num_workers=4, " in one.verdict) == ("data-workers", True)
+    all_busy = explain_signals(replace(signals(**starving(1), cores=1), script=script(loader={"num_workers": 1})))
+    assert all_busy.cause == "data-augment"
+
+
+def test_what_a_script_died_of_is_told_in_its_own_words() -> None:
+    said = (
+        "OSError: Caught OSError in DataLoader worker process 1: OSError: no rank on s3://x; exit code 1 after step 9"
+    )
+    died = explain_signals(replace(signals(), status="failed", cause=said, script=script()))
+    assert died.cause == "unexplained"
+    assert said.partition("; exit")[0] in died.verdict
+    memory = replace(signals(), status="failed", cause="RuntimeError: CUDA out of memory. Tried", script=script())
+    assert explain_signals(memory).cause == "memory"
+
+
+def test_debugging_that_was_left_on_is_named() -> None:
+    read = read_script({"recorded": {"debugging": ["detect_anomaly", "of a later version"]}})
+    assert read is not None
+    told = debugging_left_on(signals(), read)
+    assert told is not None
+    assert ("set_detect_anomaly" in told.title, told.cause, told.saved_seconds > 0) == (True, "host", True)
+    assert debugging_left_on(signals(), script()) is None
+
+
+def test_saving_without_torch_save_is_a_checkpoint_by_its_line() -> None:
+    line = HotLine("other", "/me/train.py", 80, "main", 30, "pickle.dump(model.state_dict(), file)")
+    busy = replace(signals(parts={"other": 8.0}), script=script(lines=(line,)))
+    assert explain_signals(busy).cause == "checkpoint"
+
+
+def test_ranks_of_a_script_on_one_machine_may_wait_for_a_link_but_not_for_each_others_cores() -> None:
+    ranks = RankSignals(world_size=2, communication_seconds=0.05)
+    one = signals(ranks=ranks, device_kind="cpu", parts={"communication": 10.0})
+    assert exposed_communication.find(one) is None
+    assert exposed_communication.find(replace(one, script=script())) is not None
+    crowded = signals(ranks=ranks, device_kind="cpu", parts={"communication": 10.0}, core_wait={"forward": 5.0})
+    assert exposed_communication.find(replace(crowded, script=script())) is None
+
+
+def test_the_line_of_a_slow_epoch_start_is_the_samplers_and_not_the_loops() -> None:
+    lines = (
+        HotLine("data_wait", "/me/train.py", 20, "main", 50, "for x, y in loader:"),
+        HotLine("data_wait", "/me/data.py", 7, "__iter__", 20, "weights = weigh(everything)"),
+    )
+    slow = signals(steps=steps(gap=3.0))
+    kept = {"num_workers": 4, "persistent_workers": True}
+    told = explain_signals(replace(slow, script=script(lines=lines, loader=kept)))
+    assert (told.cause, "data.py:7" in told.verdict) == ("epoch-start", True)

@@ -1,10 +1,13 @@
 """Which of several findings becomes the verdict, and when there is none."""
 
-from constructed import row, signals, steps
+import re
 
-from flatout.diagnosis.finding import Finding, Fix
-from flatout.diagnosis.signal_groups import Epoch
-from flatout.diagnosis.verdict import explain_signals, ranked
+import pytest
+from constructed import row, signals, steps
+from test_rules import CASES
+
+from flatout.diagnosis.signal_groups import Epoch, HostRow
+from flatout.diagnosis.verdict import explain_signals
 
 
 def test_a_healthy_run_gets_a_clean_bill() -> None:
@@ -58,14 +61,46 @@ def test_a_slow_start_is_named_when_the_rest_is_healthy() -> None:
     assert explain_signals(signals(parts={"startup": 30.0})).cause == "startup"
 
 
-def test_what_recurs_in_every_step_comes_before_a_slow_start() -> None:
+def test_what_saves_most_of_this_run_leads_and_what_holds_back_a_longer_one_is_told() -> None:
     explained = explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"startup": 300.0}))
-    assert explained.cause == "data-workers"
-    assert "startup-time" in [finding.id for finding in explained.findings]
+    assert explained.cause == "startup"
+    assert "A longer run is held back by something else: Too few loader workers" in explained.verdict
+    assert explain_signals(signals(workers=1, steps=steps(wait=0.2), parts={"startup": 20.0})).cause == "data-workers"
 
 
-def test_cores_that_others_took_while_a_run_started_do_not_hide_its_start() -> None:
-    start = Finding("startup-time", "startup", "", (), Fix(""), saved_seconds=27.0)
-    host = Finding("busy-host", "host", "", (), Fix(""), saved_seconds=2.6)
-    assert [each.cause for each in ranked([host, start], 20.0)] == ["host", "startup"]
-    assert [each.cause for each in ranked([host, start], 20.0, taken_at_start=2.0)] == ["startup", "host"]
+def test_cores_that_others_took_while_a_run_started_are_not_the_starts() -> None:
+    taken = (HostRow(40.0, 1.0, 4.0, 4.0),)
+    explained = explain_signals(signals(parts={"startup": 30.0}, core_wait={"startup": 26.0}, rows=taken))
+    assert explained.cause == "host"
+    assert "startup-time" not in [finding.id for finding in explained.findings]
+    assert "A longer run" not in explained.verdict
+
+
+WAITS = ("waits for data", "waits for gradients", "waits for cores")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shares_have_one_denominator_and_no_finding_contradicts_the_ledger(name: str) -> None:
+    """All shares of the run's time add up to 1, and no title claims more of it for waiting than the ledger has."""
+    explained = explain_signals(CASES[name].found)
+    assert sum(explained.shares.values()) == pytest.approx(1.0)
+    ledger = {**explained.shares, "waits for cores": explained.shares.get("waits for a core that others have", 0.0)}
+    for finding in explained.findings:
+        claimed = [(int(share), what) for share, what in re.findall(r"(\d+) % of the run (\w+ \w+ \w+)", finding.title)]
+        assert all(share <= 100 for share, _ in claimed)
+        for share, what in claimed:
+            if what in WAITS:
+                assert share <= round(100 * ledger.get(what, 0.0)), finding.title
+
+
+def test_parts_of_a_batch_are_no_busy_machine() -> None:
+    """An emulated device waits its base for each part: that is the recipe's doing."""
+    device = {"kind": "emulated", "emulated_base_seconds": 0.01, "emulated_seconds_per_sample": 0.001}
+    explained = explain_signals(signals(steps=steps(own=0.15), accumulate=8, **device))
+    assert [finding.id for finding in explained.findings] == ["many-parts"]
+
+
+def test_what_takes_more_leads_even_where_its_fix_saves_a_part() -> None:
+    explained = explain_signals(signals(parts={"copy": 5.0, "checkpoint": 5.5}))
+    assert [finding.id for finding in explained.findings] == ["copy", "checkpoint-time"]
+    assert explained.findings[0].saved_seconds < explained.findings[1].saved_seconds

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.ema import Ema
+from flatout.engine.ema import Ema, Swa
 from flatout.errors import ConfigError
 
 
@@ -112,6 +112,33 @@ def test_a_checkpoint_of_another_model_is_refused(fault: str) -> None:
         ema.load(tensors)
 
 
-def test_a_decay_of_one_never_learns_and_is_refused() -> None:
-    with pytest.raises(ConfigError, match="below 1"):
-        Ema.start(small_model(), decay=1.0)
+def test_swa_is_the_mean_of_all_weights_from_an_epoch_on() -> None:
+    model = small_model()
+    swa, seen = Swa.over_end(model, 0.5, epochs=4), []
+    for epoch in range(4):
+        swa.begin_epoch(epoch)
+        for _ in range(3):
+            change_weights(model)
+            swa.update(model)
+            seen.append({name: p.detach().double().clone() for name, p in model.named_parameters()})
+        if epoch == 1:  # nothing is averaged yet: what would be validated and kept is the model itself
+            own = copies(model)
+            with swa.applied(model):
+                assert_same(copies(model), own)
+            assert swa.tensors().keys() == {"updates"}
+    for name, average in swa.averages.items():
+        mean = torch.stack([each[name] for each in seen[6:]]).mean(0)
+        assert torch.allclose(average.double(), mean, atol=1e-6)
+    resumed = Swa.over_end(small_model(1), 0.5, epochs=4)
+    resumed.load(swa.tensors())
+    assert_same(resumed.averages, swa.averages)
+    assert resumed.updates == swa.updates == 6
+    fresh = resumed.restarted(model)
+    assert (fresh.updates, fresh.first_epoch) == (0, 2)
+    fresh.load({"updates": torch.tensor(0)})
+    assert fresh.updates == 0
+
+
+@pytest.mark.parametrize(("share", "epochs", "first"), [(0.75, 16, 12), (0.0, 3, 0), (0.99, 4, 3), (0.5, 1, 0)])
+def test_swa_has_the_last_epoch_at_least(share: float, epochs: int, first: int) -> None:
+    assert Swa.over_end(small_model(), share, epochs).first_epoch == first

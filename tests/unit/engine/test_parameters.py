@@ -7,7 +7,14 @@ from torch import nn
 from flatout.config.loading import load_config
 from flatout.engine.ema import Ema
 from flatout.engine.optimizers import load_optimizer_tensors, optimizer_for, optimizer_tensors
-from flatout.engine.parameters import freeze, group_rates, parameter_groups, set_rates
+from flatout.engine.parameters import (
+    check_later_freezing,
+    freeze,
+    freeze_until,
+    group_rates,
+    parameter_groups,
+    set_rates,
+)
 from flatout.errors import ConfigError
 from flatout.tasks.classification.resnet import ResNet, resnet
 from flatout.tasks.translation.transformer import build_transformer
@@ -50,6 +57,40 @@ def test_frozen_parts_and_their_statistics_do_not_move(optimizer: str) -> None:
     assert {"layer2.0.conv1.weight", "layer2.1.bn1.running_mean", "fc.bias"} <= moved
     for name in still & ema.averages.keys():
         assert torch.equal(ema.averages[name], before[name])
+
+
+def test_parts_are_frozen_from_an_epoch_on_and_backward_ends_before_them() -> None:
+    config = load_config({"model": {"freeze_from": {2: ["conv1", "bn1"], 4: ["layer1"]}}}).config.model
+    model, built = small(), None
+    for epoch in (0, 2, 4):
+        model.train()
+        freeze_until(model, config, epoch)
+        built = built or optimizer_for(model, train(lr=0.1, weight_decay=0.1))  # it began with all of them
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        model(torch.randn(4, 3, 16, 16)).square().mean().backward()
+        without = {name.partition(".")[0] for name, p in model.named_parameters() if p.grad is None}
+        assert without == {0: set(), 2: {"conv1", "bn1"}, 4: {"conv1", "bn1", "layer1"}}[epoch]
+        built.step()
+        built.zero_grad()
+        moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+        assert without.isdisjoint(name.partition(".")[0] for name in moved)
+        assert "layer2.0.conv1.weight" in moved
+    resumed = small()  # an attempt that begins in a later epoch
+    freeze_until(resumed, config, 5)
+    assert [p.requires_grad for p in resumed.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert [each.training for each in resumed.train().modules()] == [each.training for each in model.modules()]
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ({3: ["layr1"]}, "model.freeze_from.3 has 'layr1', which is no part of the model; did you mean layer1"),
+        ({1: ["layer?", "bn1"], 2: ["conv1", "fc"]}, "is all of the model in the end"),
+    ],
+)
+def test_what_cannot_be_frozen_later_is_said_before_the_run(later: dict[int, list[str]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_later_freezing(small(), load_config({"model": {"freeze_from": later}}).config.model)
 
 
 def test_all_but_the_head() -> None:

@@ -48,11 +48,6 @@ def test_fp16_without_cuda_suggests_bf16(name: str, device: str) -> None:
         build_precision(name, device)
 
 
-def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fp32, bf16, fp16"):
-        build_precision("fp8", "cpu")
-
-
 def one_weight(gradient: float) -> tuple[nn.Parameter, torch.optim.SGD]:
     weight = nn.Parameter(torch.zeros(4))
     weight.grad = torch.full((4,), gradient)

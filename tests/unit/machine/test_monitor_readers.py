@@ -12,9 +12,10 @@ import pytest
 
 from flatout.machine.cgroup import find_cgroup, memory_used_bytes, own_limits, read_limits, throttled_seconds
 from flatout.machine.cpu import CpuReader, parse_cores, share
-from flatout.machine.disk import DiskReader, find_disk, mount_source, parse_disk
+from flatout.machine.disk import DiskReader, find_disk, parse_disk
 from flatout.machine.gpu import GpuReader, reason_names
 from flatout.machine.memory import MemoryReader, parse_meminfo
+from flatout.machine.mounts import deepest_mount
 from flatout.machine.net import (
     NetReader,
     default_interface,
@@ -235,9 +236,9 @@ def test_the_deepest_mount_names_the_disk() -> None:
         "27 1 254:0 / / rw - ext4 /dev/vda rw\n28 27 0:40 /@data /data rw shared:2 - btrfs /dev/nvme1n1 rw\n"
         "29 28 0:41 / /data/nfs rw - nfs4 server:/x rw\n"
     )
-    assert mount_source("/data/set", mounts) == "/dev/nvme1n1"
-    assert mount_source("/database", mounts) == "/dev/vda"
-    assert mount_source("/data/nfs/set", mounts) == "server:/x"
+    assert deepest_mount("/data/set", mounts)[1] == "/dev/nvme1n1"
+    assert deepest_mount("/database", mounts)[1] == "/dev/vda"
+    assert deepest_mount("/data/nfs/set", mounts)[1] == "server:/x"
 
 
 # --- network ----------------------------------------------------------------------------------------------------------

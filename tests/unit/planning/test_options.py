@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from flatout.cost.machines import Machine
+from flatout.planning.alternatives import with_alternatives
 from flatout.planning.cards import find_card
 from flatout.planning.data_path import Samples, feed_of
 from flatout.planning.emit import emitted_files, tuned
-from flatout.planning.options import Option, PlannedJob, cheapest, fastest, frontier, option_for
+from flatout.planning.options import Option, PlannedJob, RecipeChange, cheapest, fastest, frontier, option_for
 from flatout.planning.work import Kernels, Line, TracedWork
 
 
@@ -145,3 +146,47 @@ def test_files_to_start_with_stop_before_the_money_is_gone():
     assert "#SBATCH --gpus-per-node=1" in files["slurm.sh"]
     assert "flatout train tuned.yaml" in files["run.sh"]
     assert "torchrun --nnodes=2" in emitted_files(told, "tuned.yaml", 2)["slurm.sh"]
+
+
+def advice(told: Option, key: str) -> RecipeChange | None:
+    return next((change for change in told.changes if change.key == key and not change.applied), None)
+
+
+def test_a_small_batch_is_told_what_a_larger_one_would_bring():
+    told = advice(option(batch=1), "data.batch_size")
+    assert told is not None
+    assert told.value > 1
+    assert told.gain > 1.05
+    assert advice(option(batch=256), "data.batch_size") is None
+
+
+def test_more_vcpus_than_workers_by_default_are_told_of():
+    slow = replace(SAMPLES, decode_seconds=0.2)
+    wide, narrow = (option(machine("g4dn.8xlarge", vcpus=cores), samples=slow) for cores in (64.0, 17.0))
+    assert wide.per_second.value == pytest.approx(narrow.per_second.value, rel=0.05)
+    told = advice(wide, "data.workers")
+    assert told is not None
+    assert told.value == 64
+    assert told.gain == pytest.approx(4, rel=0.1)
+
+
+def test_who_waits_for_jpegs_is_told_of_the_machine_with_more_vcpus_and_its_price():
+    slow = job(samples=replace(SAMPLES, decode_seconds=0.02))
+    small = option(samples=slow.samples)
+    large = option(machine("g4dn.2xlarge", vcpus=8.0, usd_per_hour=0.752), samples=slow.samples)
+    elsewhere = option(machine("n1", vcpus=16.0, cloud="gcp"), samples=slow.samples)
+    told = advice(with_alternatives(slow, [small, large, elsewhere], None)[0], "machine")
+    assert told is not None
+    assert told.value == "g4dn.2xlarge"
+    assert "8 vCPUs" in told.why
+    assert "$" in told.why
+    assert advice(with_alternatives(slow, [large], None)[0], "machine") is None
+
+
+def test_who_comes_too_late_is_told_how_many_machines_would_not():
+    told = option()
+    hours = 0.7 * told.hours.value
+    late = advice(with_alternatives(job(), [told], hours)[0], "parallel.nodes")
+    assert late is not None
+    assert late.value == 2
+    assert advice(with_alternatives(job(), [told], 2 * hours)[0], "parallel.nodes") is None

@@ -27,6 +27,15 @@ def test_arithmetic_goes_with_the_tensor_cores_and_traffic_with_the_memory():
     assert 0.6 * 936 / 320 < ratio < 1.6 * 936 / 320
 
 
+def test_bandwidth_beyond_the_vector_units_is_of_no_use_in_16_bits():
+    def gain(narrow: bool) -> float:
+        light = work("elementwise", flops=0.0, moved=1e8, narrow=narrow)
+        return seconds(light, "RTX 6000 Ada") / seconds(light, "A100 80GB SXM4")
+
+    assert gain(narrow=True) < 0.85 * 2039 / 960
+    assert gain(narrow=False) > 1.1 * gain(narrow=True)
+
+
 def test_nothing_is_faster_than_the_card():
     for card in load_cards().values():
         arithmetic = arithmetic_for(card, "auto", tf32=True)

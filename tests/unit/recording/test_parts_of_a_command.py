@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.config.loading import load_config
 from flatout.recording.summing import describe_config, whole_parts
 from flatout.recording.told import RankTold
 
@@ -50,3 +51,12 @@ def test_the_recipe_of_a_script_is_what_it_did() -> None:
     }
     assert (config["train"], config["cost"]) == ({"epochs": 2, "accumulate": 2}, {"instance": "g5.xlarge"})
     assert describe_config("mine", {}, []) == {"name": "mine"}
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_what_a_script_says_of_itself_is_a_recipe_that_predictions_accept(workers: int) -> None:
+    rank = RankTold()
+    step = {"epoch": 0, "samples": 8, "microbatches": 1}
+    for event in ({"loader": {"number": 0, "num_workers": workers}}, {"trained": 0}, {"step": step}):
+        rank.add(event)
+    assert load_config(describe_config("mine", {}, [rank])).config.data.workers == workers

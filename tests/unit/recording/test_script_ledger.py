@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.recording.files import FOLDER
 from flatout.recording.ledger import ScriptLedger
-from flatout.recording.patches import Hooks
-from flatout.timeline.reading import read_attempts
+from flatout.recording.patches import Hooks, _value_at_hand
+from flatout.timeline.reading import AttemptStart, read_attempts, read_spans
 
 
 @contextmanager
@@ -213,3 +213,97 @@ def test_a_closure_is_the_script_s_and_a_step_that_raised_leaves_nothing_open(tm
             optimizer.step(failing)
         optimizer.step(closure)
         assert (doing, ledger.recorder.depth) == (["other", "other"], 1)
+
+
+class OwnCollate:
+    """Pads in Python, as scripts do."""
+
+    def __call__(self, samples: list[Any]) -> Tensor:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return torch.stack([x for x, _ in samples])
+
+
+def test_a_collate_function_of_the_scripts_own_is_its_own_code(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for x in DataLoader(data().dataset, 4, collate_fn=OwnCollate()):
+            model(x).mean().backward()
+            optimizer.step()
+    seconds: dict[str, float] = {}
+    for row in read_spans(tmp_path / "spans/rank0.jsonl"):
+        if not isinstance(row, AttemptStart) and row.lane == "loader":
+            seconds[row.name] = seconds.get(row.name, 0.0) + row.seconds
+    assert seconds["augment"] >= 0.06
+    assert "collate" not in seconds
+
+
+def test_compiled_modules_are_traced_in_one_graph_under_the_hooks(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    plain = model(torch.ones(3, 4))
+    with recorded(tmp_path) as ledger:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(3, 4)), plain)
+        assert ledger.recorder.depth == 1
+
+
+def test_a_loss_that_is_no_plain_tensor_of_the_cpu_is_not_read() -> None:
+    class Shared(Tensor):
+        def item(self) -> float:
+            raise AssertionError("this waits for other ranks")
+
+    assert _value_at_hand(torch.tensor(2.5)) == 2.5
+    assert _value_at_hand((torch.tensor(2.5),)) == 2.5
+    assert _value_at_hand(torch.tensor(2.5).as_subclass(Shared)) is None
+    assert _value_at_hand(torch.empty((), device="meta")) is None
+    assert _value_at_hand(torch.ones(2)) is None
+
+
+def test_steps_whose_loss_is_no_number_are_told(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for _ in range(2):
+            (model(torch.ones(6, 4)).mean() * float("nan")).backward()
+            optimizer.step()
+    assert [each["loss"] != each["loss"] for each in events(tmp_path, "step")] == [True, True]
+
+
+def test_a_script_that_changes_its_weights_itself_steps_with_every_backward_pass(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with recorded(tmp_path):
+        for _ in range(60):
+            model(torch.ones(6, 4)).mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad
+                    parameter.grad = None
+    assert [each["samples"] for each in events(tmp_path, "step")] == [6 * 50] + [6] * 10
+
+
+def test_accumulating_long_before_the_first_step_is_no_change_by_hand(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for number in range(80):
+            model(torch.ones(2, 4)).mean().backward()
+            if number % 40 == 39:
+                optimizer.step()
+    assert [each["samples"] for each in events(tmp_path, "step")] == [80, 80]
+
+
+def test_a_batch_that_goes_to_another_device_is_a_copy_and_a_change_of_type_is_none(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for x, _ in data():
+            x.to("meta", non_blocking=True)
+            model(x.to(torch.float32)).mean().backward()
+            optimizer.step()
+    rows = [row for row in read_spans(tmp_path / "spans/rank0.jsonl") if not isinstance(row, AttemptStart)]
+    assert sum(row.name == "copy" for row in rows) == 4
+    (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert sum(attempt.parts.values()) == pytest.approx(attempt.wall_seconds, abs=1e-4)
+    assert attempt.parts["unattributed"] < 1e-3

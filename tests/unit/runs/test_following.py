@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flatout.errors import BadFile
 from flatout.runs import following
-from flatout.runs.following import StepFollower, read_tail, read_thinned
+from flatout.runs.following import StepFollower, read_recent, read_tail, read_thinned
 
 HEADER = "attempt,step,epoch,samples,samples_digest,loss,learning_rate,step_seconds,data_wait_seconds,time_unix\r\n"
 
@@ -127,3 +127,14 @@ def test_a_directory_instead_of_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").mkdir()
     with pytest.raises(BadFile, match="is a directory"):
         StepFollower(tmp_path / "steps.csv").advance()
+
+
+def test_the_last_steps_of_a_long_file_are_read_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    assert len(read_recent(path)) == 0
+    path.write_text(HEADER + "".join(row(n, n) for n in range(1, 5000)) + row(4990, 7, attempt=2) + "2,4991,0,8,a")
+    follower = StepFollower(path)
+    while follower.advance():
+        pass
+    assert read_recent(path)[:, 0].tolist() == [4990.0]  # of the last attempt
+    assert read_recent(path)[-1].tolist() == follower.recent()[-1].tolist()

@@ -95,3 +95,37 @@ def test_a_run_that_is_gone_is_not_listed_and_configs_are_read_once(tmp_path: Pa
     assert index.refresh() == []
     with pytest.raises(RunDirectoryError, match="no run '0/a'"):
         index.find("0/a")
+
+
+def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name, status="completed")
+    index = RunIndex([tmp_path])
+    before = {each.key: each for each in index.refresh()}
+    assert index.config(before["0/a"])["train"] == {"lr": 0.5}
+    (tmp_path / "b" / "summary.json").write_text(json.dumps({"run": "b", "status": "failed", "cause": "why"}))
+    after = {each.key: each for each in index.refresh()}
+    assert after["0/a"] is before["0/a"]
+    assert after["0/b"].cause == "why"
+    assert index.known_config(after["0/a"]) is not None
+
+
+def test_many_runs_are_read_piece_by_piece_the_newest_first(tmp_path: Path) -> None:
+    for number in range(5):
+        run = make_run(tmp_path / f"run-{number}", status="completed")
+        os.utime(run / "summary.json", (1000 + number, 1000 + number))
+    index = RunIndex([tmp_path])
+    seen = []
+    for left in (4, 3, 2, 1, 0, 0):
+        seen = [each.directory.name for each in index.refresh(most_seconds=-1.0)]
+        assert index.unread == left
+    assert seen == [f"run-{number}" for number in (4, 3, 2, 1, 0)]
+
+
+def test_another_run_under_the_same_name_has_its_own_recipe(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", status="completed")
+    index = RunIndex([tmp_path])
+    index.config(index.refresh()[0])
+    (tmp_path / "a" / "config.yaml").write_text("name: other\ntrain: {lr: 0.25}\n")
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"run": "a", "status": "stopped"}))
+    assert index.config(index.refresh()[0])["train"] == {"lr": 0.25}

@@ -10,7 +10,7 @@ from flatout.errors import ConfigError
 from flatout.service.coordinator.coordinator import Coordinator
 from flatout.service.protocol.messages import Hello, Refused, Register
 from flatout.service.protocol.specs import batch_bytes, describe, open_preparer, stream_name
-from flatout.service.transport.code import NO_CODE, AllowedCode
+from flatout.service.transport.roots import NO_CODE, AllowedCode
 from flatout.service.transport.server import SessionRegistry
 from sharing import data_config, make_plan
 

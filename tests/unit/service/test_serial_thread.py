@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from flatout.service.client.serial_thread import SerialThread
+from flatout.service.client.requests import SerialThread
 
 
 class Batch:

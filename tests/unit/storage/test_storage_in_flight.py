@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from flatout.storage.in_flight import InFlightGate, InFlightLimit
+from flatout.storage.connection import InFlightGate, InFlightLimit
 
 
 def simulate(

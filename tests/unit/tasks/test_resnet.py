@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from flatout.errors import ConfigError
 from flatout.tasks.classification.models import build_model
-from flatout.tasks.classification.resnet import BasicBlock, Bottleneck, ResNet, resnet
+from flatout.tasks.classification.resnet import BasicBlock, Bottleneck, ResNet, Stem, resnet
 
 
 def torchvision_names(depths: tuple[int, ...], convolutions: int, shortcut_in_layer1: bool) -> set[str]:
@@ -49,12 +49,13 @@ def test_published_weights_fit(name: str, depths: tuple[int, ...], convolutions:
     assert logits.shape == (2, 1000)
 
 
-def test_the_small_stem_keeps_the_resolution() -> None:
-    model = resnet("resnet18", 10, stem="small", width=0.25).eval()
+@pytest.mark.parametrize(("stem", "side"), [("small", 32), ("patch", 8), ("standard", 8)])
+def test_what_resolution_the_stems_keep(stem: Stem, side: int) -> None:
+    model = resnet("resnet18", 10, stem=stem, width=0.25).eval()
     seen: list[torch.Size] = []
     model.maxpool.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     model(torch.zeros(1, 3, 32, 32))
-    assert seen == [(1, 16, 32, 32)]
+    assert seen == [(1, 16, side, side)]
 
 
 @pytest.mark.parametrize(("width", "channels"), [(0.5, 32), (1.0, 64), (0.01, 8), (1.1, 72), (2.0, 128)])

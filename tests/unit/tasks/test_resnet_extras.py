@@ -1,5 +1,6 @@
 """What a ResNet may have besides its blocks: each does what its paper says, and nothing where it is off."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from flatout.data.batch import Batch
 from flatout.data.pixels.views import SHIPPED
 from flatout.errors import ConfigError
 from flatout.tasks.classification.resnet import DEPTHS, ResNet, block_count, resnet
-from flatout.tasks.classification.resnet_extras import Blur, Extras, residual_scales, skip_rates
+from flatout.tasks.classification.resnet_extras import Blur, Extras, StridedConv, residual_scales, skip_rates
 from flatout.tasks.classification.task import Classification
 
 
@@ -122,3 +123,21 @@ def test_parts_of_a_batch_skip_what_the_whole_would() -> None:
 def test_others_models_have_none_of_it(key: str, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"model\.{key} is True but nothing uses it.*model\.name is resnet18"):
         load_config({"model": {"name": name, key: True}})
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_bf16_gradients_of_a_stride_are_those_of_fp32(side: int) -> None:
+    """torch leaves those of taps unwritten that see only padding: what the memory held before became a gradient."""
+    torch.manual_seed(0)
+    conv, x = StridedConv(16, 16, 3, 2, padding=1, bias=False), torch.randn(16, 16, side, side)
+    gradients = []
+    for low in (False, True):
+        conv.zero_grad()
+        remains = [torch.full((size,), math.nan) for size in (2304, 2304, 4096, 256) for _ in range(8)]
+        del remains
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            made = conv(x.bfloat16() if low else x)
+        made.float().square().sum().backward()
+        assert conv.weight.grad is not None
+        gradients.append(conv.weight.grad.clone())
+    assert torch.allclose(gradients[1], gradients[0], rtol=0.05, atol=0.05 * float(gradients[0].abs().max()))

@@ -12,6 +12,7 @@ from PIL import Image
 import flatout
 from flatout.errors import CheckpointCorrupt, ConfigError, DataError, FlatoutError, RunDirectoryError
 from flatout.reports.evaluation import evaluation_html
+from flatout.trained.several_looks import LOOKS, SeveralLooks
 from training import snapshot
 
 
@@ -31,6 +32,33 @@ def test_it_says_what_training_said_to_the_last_digit(learned: Path) -> None:
         assert found["as_training_said"] is True
         assert found["averaged_weights"] is True
     assert snapshot(learned) == before  # who looks at a run changes nothing in it
+
+
+def test_several_looks_have_figures_of_their_own(learned: Path) -> None:
+    plain, found = flatout.evaluate(learned), flatout.evaluate(learned, tta=True)
+    assert found["metrics"] == plain["metrics"]
+    assert found["confusion_matrix"] == plain["confusion_matrix"]
+    assert (plain["several_looks"], found["several_looks"].keys()) == ({}, {"flip", "ten crops"})
+    both_ways, crops = (found["several_looks"][name] for name in ("flip", "ten crops"))
+    assert both_ways.keys() == crops.keys() == plain["metrics"].keys()
+    assert len({values["val_loss"] for values in (plain["metrics"], both_ways, crops)}) == 3
+    assert "top-1, flip" in evaluation_html(found)
+
+
+def test_looks_are_averaged_as_chances() -> None:
+    class Brightness(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            left = images[:, 0, :, 0].mean(1)
+            return torch.stack([left, -left], 1)
+
+    images = torch.zeros(1, 3, 16, 16)
+    images[..., :8] = 2.0
+    mean = (torch.tensor([2.0, -2.0]).softmax(0) + torch.tensor([0.0, 0.0]).softmax(0)) / 2
+    assert torch.allclose(SeveralLooks(Brightness(), LOOKS["flip"])(images)[0].exp(), mean)
+    assert [tuple(each.shape) for each in LOOKS["ten crops"](images)] == [(1, 3, 16, 16)] * 10
+    middle, other = list(LOOKS["ten crops"](images))[:2]
+    assert torch.equal(middle, images)
+    assert torch.equal(other, images.flip(3))
 
 
 def test_classes_and_matrix_add_up(learned: Path) -> None:

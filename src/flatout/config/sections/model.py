@@ -20,8 +20,11 @@ class ModelConfig(Section):
     freeze: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Names of parts that are not trained, such as layer1 or *.bias; !fc.* takes out what one before has put in. Batch
     norms in them keep their statistics."""
-    stem: Literal["standard", "small"] = "small"
-    """standard: 7x7 stride 2 and max-pool; small: 3x3 stride 1, for images of 32-64 pixels."""
+    freeze_from: dict[Annotated[int, Field(ge=1)], tuple[Annotated[str, Field(min_length=1)], ...]] = Field({})
+    """Epoch (from 0) -> names of parts that are no longer trained from it on; the first layers, so that backward ends
+    before them."""
+    stem: Literal["standard", "small", "patch"] = "small"
+    """standard: 7x7 stride 2 and max-pool; small: 3x3 stride 1, for images of 32-64 pixels; patch: 4x4 stride 4."""
     width: float = Field(1.0, gt=0, le=8)
     """Factor on the number of channels."""
     zero_gamma: StrictBool = True

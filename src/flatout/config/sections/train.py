@@ -66,13 +66,18 @@ class TrainConfig(Section):
     """Share of the target spread over all classes."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of an exponential moving average of the weights, used for validation."""
+    swa: float | None = Field(None, ge=0, lt=1)
+    """From this share of the epochs on, the mean of the weights of all steps, used for validation."""
+    selective: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=0, le=1)]] | None = None
+    """Between these shares of the epochs, such as [0.5, 0.9], only the harder one of each two neighbours in a batch is
+    trained on; steps.csv says how many were not."""
     lookahead: int | None = Field(None, ge=1)
     """Steps after which the weights go back a part of the way (Lookahead); also at the end of each epoch."""
     lookahead_share: float = Field(0.5, gt=0, le=1)
     """Lookahead: the part of the way that is kept."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of forward and backward; weights stay fp32. auto is fp32, but on CUDA what the card is fast in: bf16,
-    or fp16 before Ampere. A run that goes on keeps what it began with."""
+    or fp16 before Ampere; with speedups: auto bf16 on a CPU that has units for it. A run that goes on keeps its own."""
     tf32: StrictBool = True
     """CUDA: matrix products and convolutions of fp32 numbers round their inputs to 10 bits of fraction."""
     channels_last: StrictBool = True
@@ -89,3 +94,7 @@ class TrainConfig(Section):
     """Everything random follows from it."""
     log_every: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Steps between two readings of the loss; auto is 1 on a CPU and 10 on a GPU, where reading waits for it."""
+
+    def selects(self, epoch: int) -> bool:
+        """Whether this epoch trains on the harder samples alone."""
+        return self.selective is not None and self.selective[0] <= epoch / self.epochs < self.selective[1]

@@ -22,13 +22,12 @@ from PIL import Image
 
 from flatout.data.pixels.decode import FORMATS, Undecodable, decode_pixels, refuse_image
 from flatout.data.pixels.picture_limits import CostsTooMuch
-from flatout.data.source.dataset import Split
-from flatout.data.source.formats.arrangement import Arrangement, Listing
+from flatout.data.source.dataset import Split, arranged_split, pack_splits
+from flatout.data.source.formats.arrangement import Listing
 from flatout.data.source.formats.choose import DETECT, arrange, open_source
 from flatout.data.source.layouts import ANNOTATIONS, BY_FOLDERS, Layout, canonical
 from flatout.data.source.listing import list_store
-from flatout.data.source.member_reader import open_reader
-from flatout.data.source.pack import open_split, read_manifest
+from flatout.data.source.pack import read_manifest
 from flatout.data.source.readers import read_source
 from flatout.errors import StorageError, StoreUnreachable
 from flatout.storage.protocol import Entry, Store
@@ -101,14 +100,8 @@ def open_contents(path: str, layout: str = DETECT, label_column: str | None = No
     manifest = read_manifest(store) if only is None else None
     if manifest is None:
         return _from_files(Listing(store, list_store(store), path, label_column, only), layout)
-    splits = {}
-    for name in manifest["splits"]:
-        opened = open_split(store, manifest, name)
-        arrays = opened.index.arrays
-        labels, lengths = arrays["label"].astype(np.int64), arrays["original_length"].astype(np.int64)
-        splits[name] = Split(opened.index.names, labels, lengths, opened.reader, np.arange(len(labels)))
     originals = manifest.get("mode") == "original"
-    return Contents(path, tuple(manifest["classes"]), splits, names_tell_format=originals)
+    return Contents(path, tuple(manifest["classes"]), pack_splits(store, manifest), names_tell_format=originals)
 
 
 def _from_files(listing: Listing, wanted: str) -> Contents:
@@ -117,20 +110,10 @@ def _from_files(listing: Listing, wanted: str) -> Contents:
     empty = tuple(_empty_folders(listing.store, layout, listing.entries)) if by_folders else ()
     found = {name for members in layout.splits.values() for name in members} | {name for _, name in empty}
     classes = sorted(found, key=canonical)
-    splits = {name: _split(arranged, members, classes) for name, members in layout.splits.items()}
+    splits = {name: arranged_split(arranged, name, classes) for name in layout.splits}
     used = {each for split in splits.values() for each in layout.objects_of(split.names)}
     others = sorted(name for name in listing.entries if name not in used and not name.endswith("/" + ANNOTATIONS))
     return Contents(listing.where, tuple(classes), splits, empty, tuple(others) if by_folders else ())
-
-
-def _split(arranged: Arrangement, members: dict[str, list[str]], classes: list[str]) -> Split:
-    pairs = [
-        (name, label) for label, each in enumerate(classes) for name in sorted(members.get(each, ()), key=canonical)
-    ]
-    names, labels = tuple(name for name, _ in pairs), np.array([label for _, label in pairs], np.int64)
-    objects = arranged.layout.objects_of(names)
-    sizes = arranged.entries.sizes[arranged.entries.rows_of(objects)]
-    return Split(names, labels, sizes, open_reader(arranged.store, objects, sizes), np.arange(len(names)))
 
 
 def _empty_folders(store: Store, layout: Layout, lengths: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:

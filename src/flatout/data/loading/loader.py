@@ -57,7 +57,7 @@ class Loader:
         self.batches_per_epoch = recipe.batches_per_epoch
         self.quarantine: dict[int, Failure] = {}
         self.stages = LoadStats()
-        self._pool = pool
+        self.pool = pool  # who prepares the batches
         self._prefetch = prefetch
         self._deadline_seconds = deadline_seconds
         self._max_quarantine_share = max_quarantine_share
@@ -71,16 +71,16 @@ class Loader:
         if start >= self.batches_per_epoch:
             return
         if self._pending and self._pending[0] != (epoch, start):
-            self._pool.forget()
+            self.pool.forget()
             self._pending.clear()
         self._submit_ahead((epoch, start))
         if self._control is not None:
             self._control.restart()
         for index in range(start, self.batches_per_epoch):
-            ready, asked = self._pool.ready(), time.perf_counter()
+            ready, asked = self.pool.ready(), time.perf_counter()
             if self._recorder is not None:
                 self._recorder.value("queue", "depth", ready)
-            prepared = self._pool.wait((epoch, index), self._deadline_seconds)
+            prepared = self.pool.wait((epoch, index), self._deadline_seconds)
             if self._control is not None and (note := self._control.after_batch(ready, time.perf_counter() - asked)):
                 self._prefetch = self._control.prefetch
                 self._note_change(f"{note}, at batch {index} of epoch {epoch}", self._control)
@@ -101,13 +101,8 @@ class Loader:
         """Why no more samples are staged; None while there is room, and where nothing is staged."""
         return None if self.log is None else self.log.full
 
-    @property
-    def pool(self) -> Pool:
-        """Who prepares the batches."""
-        return self._pool
-
     def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
         self.recipe.split.origins.remember()
         if self.log is not None:
             self.log.close()
@@ -123,7 +118,7 @@ class Loader:
     def _submit_ahead(self, first: Key) -> None:
         key = _successor(self._pending[-1], self.batches_per_epoch) if self._pending else first
         while len(self._pending) < self._prefetch and (key[0] == first[0] or self._look_ahead):
-            self._pool.submit(key)
+            self.pool.submit(key)
             self._pending.append(key)
             key = _successor(key, self.batches_per_epoch)
 
@@ -188,12 +183,7 @@ def open_loader(
     memory = memory_for(device_kind)
     batch_bytes = memory.granted_bytes(recipe.largest_bytes())
     plan = decisions.fit_memory(
-        config.memory,
-        chosen.prefetch,
-        batch_bytes,
-        memory_taken + own_bytes,
-        memory_budget_bytes(),
-        memory.is_pinned,
+        config.memory, chosen.prefetch, batch_bytes, memory_taken + own_bytes, memory_budget_bytes(), memory.is_pinned
     )
     cache = choose_cache(config.cache, recipe, kind, plan.cache_bytes, epochs)
     prefetch = plan.prefetch.value

@@ -28,7 +28,6 @@ from flatout.data.batch import Prepared
 from flatout.data.loading.pinned_memory import PAGEABLE, HostMemory
 from flatout.data.loading.pools import Buffers, Key, late
 from flatout.data.loading.prepare import BatchPlan, prepare
-from flatout.data.source.readers import store_counters
 from flatout.errors import FlatoutError, NoSpace, WorkerFailed
 from flatout.machine.parents import child_environment, exit_with_parent
 from flatout.units import format_bytes
@@ -93,7 +92,6 @@ class ProcessPool:
         self._suspects: set[Key] = set()  # batches that killed a worker: prepared sample by sample from then on
         self._round = 0
         self._workers = [_Worker(recipe, self._buffer_bytes) for _ in range(workers)]
-        self.deaths = 0
 
     def submit(self, key: Key) -> None:
         self._waiting.append((key, self._round))
@@ -163,7 +161,6 @@ class ProcessPool:
 
     def _replace(self, worker: _Worker) -> None:
         """Start another worker and give it the dead one's batches; a sample that kills three is banned."""
-        self.deaths += 1
         sample, status = worker.current_sample(), worker.process.wait()
         blamed: Key | int = sample if sample >= 0 else worker.tasks[0][0] if worker.tasks else -1
         self._suspects.update(task[0] for task in worker.tasks)
@@ -219,10 +216,10 @@ def _serve(connection: Connection, memory: mmap.mmap) -> None:
 def _answer(
     recipe: BatchPlan, key: Key, images: NDArray[np.uint8], watch: Callable[[int], None] | None
 ) -> Prepared | FlatoutError:
-    before = store_counters(recipe.split.reader)
+    before = recipe.split.reader.counters()
     try:
         prepared = prepare(recipe, *key, images, watch=watch)
-        after = store_counters(recipe.split.reader)  # those of this process: the trainer cannot see them
+        after = recipe.split.reader.counters()  # those of this process: the trainer cannot see them
         prepared.stages.store_requests = after.requests - before.requests
         prepared.stages.store_bytes = after.bytes - before.bytes
         prepared.images = images[:0]  # the pixels stay in the mapped buffer

@@ -1,17 +1,20 @@
 """Which tier keeps decoded samples: what is measured for the choice, and the store that it opens."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from flatout.cache.arena import disk_arena, memory_arena
+from flatout.cache.arena import Arena, disk_arena, memory_arena
 from flatout.data.loading.fill_costs import probe_samples
 from flatout.data.loading.prepare import BatchPlan
-from flatout.data.loading.proven import drop_unproven
 from flatout.data.loading.sample_cache import SampleCache
+from flatout.data.source.identity import Words, are_equal
 from flatout.decisions.caching import MEMORY, OFF, CacheChoice, cache_without_looking, choose_tier, needs_costs
 from flatout.errors import NoSpace
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
+from flatout.machine.files import write_whole
 from flatout.units import format_bytes
 
 _MARGIN = 1.1  # for images that may be of several sizes, of which a few were looked at
@@ -59,3 +62,32 @@ def _opened(choice: CacheChoice, recipe: BatchPlan, needed: int, memory: int, di
     dropped = drop_unproven(store.arena, folder, recipe.split.origins.locators)
     changed = f"; {dropped} of an earlier run are of files that may have changed, and are made anew" if dropped else ""
     return Chosen(store, replace(choice, reason=f"decoded samples in {folder}{changed}{why}"))
+
+
+_FILE = "locators"  # of the bytes that each row was, or will be, decoded from
+
+
+def drop_unproven(arena: Arena, folder: Path, locators: Words) -> int:
+    """Forget the rows of an arena on disk that another locator, or none, stands for; how many were there.
+
+    The rows are forgotten first: a process that is killed before it wrote the locators does it again.
+    """
+    now = np.zeros((arena.rows, 2), np.uint64)
+    now[: min(len(locators), arena.rows)] = locators[: arena.rows]
+    path = folder / _FILE
+    unproven = np.flatnonzero(~are_equal(_saved(path, arena.rows), now))
+    dropped = int(np.count_nonzero(arena.find(unproven)[1]))
+    arena.forget(unproven)
+    if len(unproven):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # none is better than an old one
+            write_whole(path, now.tobytes())
+    return dropped
+
+
+def _saved(path: Path, rows: int) -> Words:
+    with suppress(OSError):
+        data = path.read_bytes()
+        if len(data) == 16 * rows:
+            return np.frombuffer(data, np.uint64).reshape(rows, 2)
+    return np.zeros((rows, 2), np.uint64)

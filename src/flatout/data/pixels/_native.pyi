@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
-from flatout.storage.local import OpenFile
+from flatout.machine.files import OpenFile
 
 class HasFileno(Protocol):
     def fileno(self) -> int: ...

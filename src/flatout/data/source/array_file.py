@@ -4,12 +4,13 @@ import hashlib
 import io
 import os
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flatout.machine.files import write_whole
 
 Arrays = dict[str, NDArray[Any]]
 _DIGEST_BYTES = 32
@@ -19,14 +20,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """In one step; an OSError leaves what was there."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    write_whole(path, hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
 
 
 def read_arrays(path: Path) -> Arrays | None:

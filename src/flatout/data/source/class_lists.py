@@ -1,17 +1,51 @@
-"""The classes a recipe asks for: a number of them, a list, or a file that lists them."""
+"""The classes of a dataset, checked before a sample is read, and those that a recipe asks for."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.source.layouts import canonical
+from flatout.data.source.layouts import Layout, canonical, holds_images
 from flatout.errors import DataError
+from flatout.storage.protocol import Store
 from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, open_text
 
 Wanted = int | str | list[str] | None
+
+
+def refuse_empty_classes(store: Store, layout: Layout, where: str) -> None:
+    """A class folder without files is not among the objects; a local store can still show it."""
+    for name, members in layout.splits["train"].items():
+        if not holds_images(members):
+            raise DataError(
+                f"class {name!r} in {where} has no images: it holds {members[0]!r}; add images or remove the folder"
+            )
+    folder = store.local_path(layout.root + layout.train_prefix)
+    if folder is None or not os.path.isdir(folder):
+        return
+    found = {
+        item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False) and not item.name.startswith(".")
+    }
+    empty = sorted(found - layout.splits["train"].keys() - set(layout.without_images))
+    if empty:
+        raise DataError(
+            f"class {empty[0]!r} in {where} has no samples ({len(empty)} of {len(found)} classes are empty); "
+            "add images or remove the folder"
+        )
+
+
+def compare_class_maps(train: list[str], val: list[str], where: str, both_whole: bool = True) -> None:
+    """`both_whole`: a class without validation samples is wrong too, as an empty folder is."""
+    only_train, only_val = sorted(set(train) - set(val)) if both_whole else [], sorted(set(val) - set(train))
+    if only_train or only_val:
+        first = f"{only_val[0]!r} is only in val" if only_val else f"{only_train[0]!r} is only in train"
+        raise DataError(
+            f"train and val of {where} have different classes: {first} ({len(only_train)} only in train, "
+            f"{len(only_val)} only in val); labels would not match. Make both hold the same {len(train)} classes"
+        )
 
 
 def read_class_list(path: str) -> list[str]:
@@ -21,15 +55,22 @@ def read_class_list(path: str) -> list[str]:
             text = file.read().removeprefix("\ufeff")
     except OSError as error:
         raise DataError(f"data.classes is {path!r}, which cannot be read: {error.strerror}; check the path") from None
-    names: object = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if path.lower().endswith(".json"):
-        try:
-            names = json.loads(text)
-        except (ValueError, RecursionError):
-            names = None
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    without_comments = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    names = parse_names(text if path.lower().endswith(".json") else without_comments, path)
+    if not names:
         raise DataError(f"data.classes is {path!r}, which lists no classes; write one name on each line")
     return names
+
+
+def parse_names(text: str, path: str) -> list[str] | None:
+    """One on each line, or a JSON list where the path ends so; None for other JSON."""
+    if not path.lower().endswith(".json"):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def listed_classes(wanted: Wanted) -> int | list[str] | None:

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.source.class_checks import compare_class_maps
-from flatout.data.source.class_lists import kept_classes
+from flatout.data.source.class_lists import compare_class_maps, kept_classes
 from flatout.data.source.formats.arrangement import Arrangement, Listing
 from flatout.data.source.formats.choose import arrange, open_source
 from flatout.data.source.identity import Origins, Words, are_known, as_words
 from flatout.data.source.layouts import BY_FOLDERS, all_canonical, canonical, in_order
 from flatout.data.source.listing import list_store
-from flatout.data.source.member_reader import open_reader
 from flatout.data.source.name_split import chosen_by_name
 from flatout.data.source.pack import open_split, read_manifest
-from flatout.data.source.readers import Reader, Source, read_source, store_counters
+from flatout.data.source.readers import ObjectReader, Reader, Source, read_source
 from flatout.errors import DataChanged, DataError, StorageError
 from flatout.sampling import uniforms
 from flatout.storage.counters import StoreCounters
@@ -165,7 +163,7 @@ class Dataset:
         return sum(split.total_bytes for split in (self.train, self.val) if split)
 
     def store_counters(self) -> StoreCounters:
-        return store_counters(self.train.reader)
+        return self.train.reader.counters()
 
 
 def open_dataset(config: "DataConfig") -> Dataset:
@@ -191,45 +189,50 @@ def _from_files(store: Store, only: str | None, config: "DataConfig") -> Dataset
 
 
 def _from_pack(store: Store, manifest: Mapping[str, Any], path: str) -> Dataset:
-    def split(name: str) -> Split:
-        opened = open_split(store, manifest, name)
-        arrays, count = opened.index.arrays, len(opened.index)
-        return Split(
-            opened.index.names,
-            arrays["label"].astype(np.int64),
-            arrays["original_length"].astype(np.int64),
-            opened.reader,
-            np.arange(count),
-            opened.reader.origins(f"{store.origin()} {name}"),
-        )
-
-    splits = {name: split(name) for name in manifest["splits"]}
+    splits = pack_splits(store, manifest)
     dataset = Dataset(path, tuple(manifest["classes"]), splits["train"], splits.get("val"))
     if dataset.fingerprint != manifest["fingerprint"]:
         raise DataError(f"{path} does not have the fingerprint its manifest names; it was changed, pack it again")
     return dataset
 
 
+def pack_splits(store: Store, manifest: Mapping[str, Any]) -> dict[str, Split]:
+    """Of the pack that the store holds."""
+    readers = {name: open_split(store, manifest, name) for name in manifest["splits"]}
+    return {
+        name: Split(
+            reader.index.names,
+            reader.index.arrays["label"].astype(np.int64),
+            reader.index.arrays["original_length"].astype(np.int64),
+            reader,
+            np.arange(len(reader.index)),
+            reader.origins(f"{store.origin()} {name}"),
+        )
+        for name, reader in readers.items()
+    }
+
+
 def _split(found: Arrangement, split: str, classes: list[str]) -> Split:
-    members, store = found.layout.splits[split], found.store
     if split == "val":
-        compare_class_maps(classes, sorted(members, key=canonical), store.url, found.kind == BY_FOLDERS)
+        there = sorted(found.layout.splits[split], key=canonical)
+        compare_class_maps(classes, there, found.store.url, found.kind == BY_FOLDERS)
+    samples = arranged_split(found, split, classes)
+    samples.origins.recall()
+    if found.digests:
+        samples.origins.digests = as_words([found.digests[name] for name in found.layout.objects_of(samples.names)])
+    return samples
+
+
+def arranged_split(found: Arrangement, split: str, classes: Sequence[str]) -> Split:
+    """The samples of these classes in their order."""
+    members, store = found.layout.splits[split], found.store
     ordered = [in_order(members.get(name, ())) for name in classes]
     names = tuple(chain.from_iterable(ordered))
     labels = np.repeat(np.arange(len(classes)), [len(each) for each in ordered])
     objects = found.layout.objects_of(names)
     rows = found.entries.rows_of(objects)
-    sizes = found.entries.sizes[rows]
-    origins = _origins(store, split, found.entries.locators[rows])
-    if found.digests:
-        origins.digests = as_words([found.digests[name] for name in objects])
-    return Split(names, labels, sizes, open_reader(store, objects, sizes), np.arange(len(names)), origins)
-
-
-def _origins(store: Store, split: str, locators: Words) -> Origins:
-    origins = Origins(f"{store.origin()} {split}", locators)
-    origins.recall()
-    return origins
+    sizes, origins = found.entries.sizes[rows], Origins(f"{store.origin()} {split}", found.entries.locators[rows])
+    return Split(names, labels, sizes, ObjectReader(store, objects, sizes), np.arange(len(names)), origins)
 
 
 def some_files(names: Sequence[str], what: str) -> str:

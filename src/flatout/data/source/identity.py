@@ -6,7 +6,6 @@ docs/identity.md says what is decided by which.
 """
 
 import hashlib
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from flatout.data.pixels.decode import native
 from flatout.machine.budgets import cache_folder
+from flatout.machine.files import write_whole
 
 Words = NDArray[np.uint64]  # [rows, 2]: 16 bytes each; all zeros where nothing is known
 DIGEST_BYTES = 16
@@ -166,11 +166,9 @@ def _book_bytes(path: Path) -> bytes | None:
 
 
 def _write_book(path: Path, book: bytes) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(digest_of(book) + book)
-        os.replace(temporary, path)
+        write_whole(path, digest_of(book) + book)
 
 
 def to_digest(

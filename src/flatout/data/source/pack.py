@@ -25,7 +25,7 @@ from flatout.data.source.readers import Extents, Rows, Source
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.storage.counters import StoreCounters
 from flatout.storage.locators import NO_LOCATOR, file_locator
-from flatout.storage.protocol import Range, Store, counters_of
+from flatout.storage.protocol import Range, Store, counters_of, read_one
 
 MANIFEST = "pack.json"
 MODES = ("original", "resized", "decoded")
@@ -210,25 +210,16 @@ class PackReader:
         return view
 
 
-@dataclass(frozen=True)
-class OpenedSplit:
-    index: PackIndex
-    reader: PackReader
-
-
 def read_manifest(store: Store) -> dict[str, Any] | None:
     """The manifest if the store holds a pack, else None."""
     path = store.local_path(MANIFEST)
     if path is not None and not os.path.exists(path):
         return None
-    (answer,) = store.read_many([Range(MANIFEST)])
-    if isinstance(answer, ObjectMissing):
-        return None
-    if isinstance(answer, StorageError):
-        raise answer
     try:
-        manifest = json.loads(answer)
+        manifest = json.loads(read_one(store, MANIFEST))
         known = manifest["format"] == "flatout-pack" and manifest["version"] in _READABLE
+    except ObjectMissing:
+        return None
     except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
@@ -242,7 +233,7 @@ def read_manifest(store: Store) -> dict[str, Any] | None:
     return dict(manifest)
 
 
-def open_split(store: Store, manifest: Mapping[str, Any], split: str) -> OpenedSplit:
+def open_split(store: Store, manifest: Mapping[str, Any], split: str) -> PackReader:
     """Read and verify the index of one split."""
     try:
         entry = manifest["splits"][split]
@@ -254,16 +245,15 @@ def open_split(store: Store, manifest: Mapping[str, Any], split: str) -> OpenedS
         raise DataError(f"{store.url}/{MANIFEST} is damaged ({error!r}); pack the dataset again") from None
     if any("/" in name or name.startswith(".") for name in (index_name, *(name for name, _ in shards))):
         raise DataError(f"{store.url}/{MANIFEST} names files outside the pack; refusing to read it")
-    (answer,) = store.read_many([Range(index_name)])
-    if isinstance(answer, ObjectMissing):
-        raise DataError(f"{store.url}/{index_name} is missing; copy or pack it again")
-    if isinstance(answer, StorageError):
-        raise answer
+    try:
+        data = read_one(store, index_name)
+    except ObjectMissing:
+        raise DataError(f"{store.url}/{index_name} is missing; copy or pack it again") from None
     _check_local_shards(store, shards)
-    index = decode_index(answer, [count for _, count in shards], f"{store.url}/{index_name}")
+    index = decode_index(data, [count for _, count in shards], f"{store.url}/{index_name}")
     if index.mode != manifest.get("mode") or index.arrays["label"].max(initial=0) >= max(1, len(manifest["classes"])):
         raise DataError(f"{store.url}/{index_name} does not fit {MANIFEST}; it was damaged, copy or pack it again")
-    return OpenedSplit(index, PackReader(store, tuple(name for name, _ in shards), index))
+    return PackReader(store, tuple(name for name, _ in shards), index)
 
 
 def _check_local_shards(store: Store, shards: Sequence[tuple[str, int]]) -> None:

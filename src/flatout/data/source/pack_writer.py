@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -302,10 +301,3 @@ def _write_atomically(path: Path, data: bytes) -> None:
 def _cannot_write(path: Path, error: OSError) -> NoSpace:
     what = error.strerror or str(error)
     return NoSpace(f"cannot write {path}: {what}; free some space or choose another folder, and run the command again")
-
-
-def free_bytes(folder: Path) -> int:
-    """Room on the disk that holds `folder`, which need not exist yet."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

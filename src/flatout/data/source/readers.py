@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import ObjectMissing, StorageError
+from flatout.machine.files import OpenFile
 from flatout.storage.counters import StoreCounters
-from flatout.storage.local import FolderStore, OpenFile, TarStore, read_at
+from flatout.storage.local import FolderStore, TarStore, read_at
+from flatout.storage.members import MemberStore
 from flatout.storage.protocol import Range, Store, counters_of
 
 Rows = NDArray[np.int64]
@@ -36,11 +38,7 @@ class Extents(Sequence[Source | StorageError]):
     picture a tenth of its time, and reading each of them from Python more."""
 
     def __init__(
-        self,
-        bases: Sequence[Base],
-        which: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        self, bases: Sequence[Base], which: NDArray[np.int32], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> None:
         self.bases = list(bases)
         self.which = which  # of the bases each one lies in
@@ -97,14 +95,10 @@ def read_source(source: Source | StorageError) -> bytes | memoryview | StorageEr
         return StorageError(f"{source} could not be read: {error.strerror}; check the disk or the mount")
 
 
-def store_counters(reader: Reader) -> StoreCounters:
-    """Requests of this process to the object store behind a reader; none where the kernel reads the files."""
-    return reader.counters()
-
-
 @dataclass(frozen=True)
 class ObjectReader:
-    """One object of a store for each sample."""
+    """One object of a store for each sample: stretches of open archives and files of folders where the kernel reads
+    them, else requests."""
 
     store: Store
     names: tuple[str, ...]
@@ -118,7 +112,32 @@ class ObjectReader:
             names, offsets = self._packed_names
             files = FilesIn(self.store.folder(), names)
             return Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
+        if isinstance(self.store, MemberStore) and (found := self._members(self.store, rows)) is not None:
+            return found
         return self.store.read_many([Range(self.names[row], 0, int(self.lengths[row])) for row in rows.tolist()])
+
+    def _members(self, store: MemberStore, rows: Rows) -> Extents | None:
+        """None where the kernel does not read one of the archives, or one of the members is packed."""
+        archives, offsets, plain = self._places
+        if not bool(plain[rows].all()):
+            return None
+        used, which = np.unique(archives[rows], return_inverse=True)
+        files = [store.file(archive) for archive in used.tolist()]
+        bases: list[Base] = [file for file in files if file is not None]
+        return (
+            Extents(bases, which.astype(np.int32), offsets[rows], self.lengths[rows])
+            if len(bases) == len(files)
+            else None
+        )
+
+    @cached_property
+    def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Archive and offset of each sample, and whether its bytes lie there as they are."""
+        assert isinstance(self.store, MemberStore)
+        places = [self.store.table.get(name) for name in self.names]
+        values = [(-1, 0, False) if p is None else (p.archive, p.offset, not (p.deflated or p.headed)) for p in places]
+        table = np.array(values, np.int64).reshape(-1, 3)
+        return table[:, 0], np.ascontiguousarray(table[:, 1]), table[:, 2].astype(bool)
 
     @cached_property
     def _packed_names(self) -> tuple[bytes, NDArray[np.int64]]:

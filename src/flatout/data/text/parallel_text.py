@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from flatout.data.batch import Failure, LoadStats
 from flatout.data.text.vocabulary import Vocabulary, read_vocabulary, stored_vocabulary
-from flatout.errors import DataError, StorageError
+from flatout.errors import DataError
 from flatout.sampling import uniforms
 from flatout.storage import open_checked
 from flatout.storage.counters import StoreCounters
-from flatout.storage.protocol import Range, Store, counters_of
+from flatout.storage.protocol import Store, counters_of, read_one
 
 if TYPE_CHECKING:
     from flatout.config.schema import DataConfig
@@ -183,9 +183,7 @@ def _find_lines(store: Store, names: set[str], split: str, languages: tuple[str,
 
 
 def _read(store: Store, name: str) -> bytes:
-    (answer,) = store.read_many([Range(name)])
-    if isinstance(answer, StorageError):
-        raise answer
+    answer = read_one(store, name)
     if not name.endswith(".gz"):
         return answer
     try:

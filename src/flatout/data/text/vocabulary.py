@@ -1,7 +1,6 @@
 """One vocabulary of word pieces for both languages: trained once, stored with its digest, kept with the run."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import ConfigError, DataError
 from flatout.machine.budgets import cache_folder
+from flatout.machine.files import write_whole
 
 if TYPE_CHECKING:
     from flatout.config.schema import VocabularyConfig
@@ -80,9 +80,7 @@ def stored_vocabulary(lines: Iterable[str], text_digest: str, config: "Vocabular
     learned = learn_vocabulary(lines, config)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else: the run has its own copy
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(learned.text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, learned.text.encode())
     return learned
 
 

@@ -18,4 +18,5 @@ def find(signals: Signals) -> Finding | None:
         (f"{format_seconds(seconds / signals.step.done)} a step",),
         Fix("send uint8 from pinned memory without blocking; normalise on the device"),
         Interval(seconds * 0.75, seconds * 0.5, seconds),
+        cost_seconds=seconds,
     )

@@ -16,11 +16,13 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "host-time",
         "host",
-        f"The device is idle {percent(seconds / stepping)} of the time while the training thread keeps records",
+        f"The device is idle for {percent(signals.time.share(seconds))} of the run, while the training thread keeps "
+        "records",
         (f"{format_seconds(seconds / signals.step.done)} a step go to logging, records and trackers",),
         Fix(
             "log every tenth step or more rarely, in the background, and keep the run directory on a local disk",
             changes,
         ),
         Interval(seconds * 0.85, seconds * 0.5, seconds),
+        cost_seconds=seconds,
     )

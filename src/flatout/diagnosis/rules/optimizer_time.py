@@ -16,8 +16,11 @@ def find(signals: Signals) -> Finding | None:
         signals,
         "optimizer-time",
         "compute",
-        f"The optimizer takes {percent(seconds / computing)} of the computing",
-        (f"{format_seconds(seconds / signals.step.done)} a step; it does not depend on the batch",),
+        f"The optimizer takes {percent(signals.time.share(seconds))} of the run",
+        (
+            f"{format_seconds(seconds / signals.step.done)} a step, {percent(seconds / computing)} of the computing; "
+            "it does not depend on the batch",
+        ),
         Fix("a larger batch makes fewer of these steps; a fused optimizer or fewer averages make them shorter"),
         Interval(seconds * 0.5, seconds * 0.2, seconds * 0.8),
     )

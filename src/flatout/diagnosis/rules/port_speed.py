@@ -28,12 +28,18 @@ def capped_at(signals: Signals) -> float | None:
     return None if ranks.peak_bits_per_second is None else round_cap(ranks.peak_bits_per_second)
 
 
+def gradient_wait_share(signals: Signals) -> float:
+    """Of the run: without what ranks wait for each other, nor for a core."""
+    exposed = (signals.ranks.communication_seconds or 0.0) if signals.ranks is not None else 0.0
+    return signals.time.share(min(exposed * signals.step.done, signals.net("communication")))
+
+
 def find(signals: Signals) -> Finding | None:
     cap, ranks = capped_at(signals), signals.ranks
     if cap is None or ranks is None or ranks.communication_seconds is None:
         return None
     seen = ranks.link_bits_per_second or ranks.peak_bits_per_second
-    waits = signals.time.share(ranks.communication_seconds * signals.step.done)
+    waits = gradient_wait_share(signals)
     faster = next((each for each in ROUND_CAPS_BITS_PER_SECOND if each > 5 * cap), 10 * cap)
     return saving(
         signals,
@@ -47,6 +53,7 @@ def find(signals: Signals) -> Finding | None:
         ),
         Fix(f"raise the port to {format_bits_per_second(faster)} (switch, instance type or provider's setting)"),
         faster_steps(signals, _step_at(signals, faster), error=0.2),
+        cost_seconds=ranks.communication_seconds * signals.step.done,
     )
 
 

@@ -70,8 +70,9 @@ def _small(signals: Signals) -> Finding | None:
         signals,
         "small-batch",
         "host",
-        f"The batch of {signals.recipe.batch_size} is too small: about {percent(share)} of each step does not depend "
-        "on it",
+        f"The batch of {signals.recipe.batch_size} is too small: about "
+        f"{percent(signals.time.share(share * signals.step.own_seconds * signals.step.done))} of the run goes to what "
+        "does not depend on it",
         (
             f"{format_seconds(fixed.value)} of {format_seconds(signals.step.own_seconds)} a step go to launching "
             "work, the optimizer and bookkeeping; flatout probe measures it",

@@ -5,13 +5,13 @@ from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
-_ORDINARY_SECONDS = 5.0  # listing a dataset, building a model, the first step: not worth a word
+_ORDINARY_SECONDS = 3.0  # listing a dataset, building a model, the first step: not worth a word
 _WORTH_NAMING = 0.05  # of the start
 _ORDINARY_IMPORT_SECONDS = 12.0  # torch on a slow, busy machine
 
 
 def find(signals: Signals) -> Finding | None:
-    seconds = signals.startup_seconds
+    seconds = signals.net("startup") + signals.step.warm_up_seconds
     saved = seconds - _ORDINARY_SECONDS - min(signals.time.import_seconds or 0.0, _ORDINARY_IMPORT_SECONDS)
     if signals.time.share(seconds) <= 0.10 or saved <= 2.0:
         return None

@@ -26,7 +26,7 @@ def find(signals: Signals) -> Finding | None:
         "straggler",
         "straggler",
         f"Rank {rank} is late: all others wait {format_seconds(late)} for it in every step, "
-        f"{percent(late / signals.step.seconds)} of the step",
+        f"{percent(signals.time.share(late * signals.step.done))} of the run",
         ("time to the first exchange by rank: " + ", ".join(format_seconds(each) for each in ranks.arrival_seconds),),
         Fix(f"look at the machine of rank {rank} (other processes, clock, disk), replace it or train without it"),
         faster_steps(signals, signals.step.seconds - late, error=0.1),

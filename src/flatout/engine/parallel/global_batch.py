@@ -9,7 +9,10 @@ from flatout.data.batch import AnyBatch
 
 
 class GatheredBatch:
-    """A GlobalBatch of several ranks. Each row is one rank's: weight, samples, wants to stop, unusable samples."""
+    """What the ranks told each other about one global batch; reading a property waits for their answer.
+
+    Each row is one rank's: weight, samples, wants to stop, unusable samples.
+    """
 
     def __init__(
         self, rows: Callable[[], list[list[float]]], rank: int, batch: AnyBatch, unusable: Callable[[], set[int]]
@@ -22,10 +25,16 @@ class GatheredBatch:
 
     @property
     def samples(self) -> int:
+        """Of the global batch, without the unusable ones."""
         return int(sum(row[1] for row in self._rows()))
 
     @property
+    def weight(self) -> float:
+        return sum(row[0] for row in self._rows())
+
+    @property
     def scale(self) -> float:
+        """Factor on this rank's mean loss that makes the mean over ranks the mean over the global batch."""
         weights = [row[0] for row in self._rows()]
         return weights[self._rank] / sum(weights) * len(weights)
 
@@ -40,6 +49,7 @@ class GatheredBatch:
 
     @property
     def ids(self) -> Tensor:
+        """Of those samples, in the order of the batch."""
         whole = self._batch.whole_ids
         assert whole is not None, "a source of several ranks says which samples the whole batch has"
         if not any(row[3] for row in self._rows()):

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatout.config.schema import Config
-from flatout.engine.learner import Learner, state_digest
+from flatout.engine.learner import Learner, state_digest, under
 from flatout.engine.parallel.batch_norm import GlobalBatchNorm
 from flatout.engine.parallel.gradients import GradientExchange
+from flatout.engine.parallel.group import Group
 from flatout.engine.parallel.local_steps import LocalSteps
 from flatout.engine.parallel.powersgd import PowerSgd
-from flatout.engine.parallel.protocol import ValueExchange
 from flatout.errors import RunFailed
 from flatout.timeline import Recorder
 
@@ -32,7 +32,7 @@ class ModelSync:
         self._local: LocalSteps | None = None
         self._sharded: nn.Module | None = None  # FSDP: it exchanges gradients by itself
         self._apart = False  # local steps: gradients stay where they are
-        self._batch_norms = [module for module in learner.model.modules() if isinstance(module, GlobalBatchNorm)]
+        self.batch_norms = [module for module in learner.model.modules() if isinstance(module, GlobalBatchNorm)]
         if parallel.mode == "ddp":
             self._gradients = GradientExchange(learner.model, parallel, recorder)
             learner.wrapped = self._gradients.wrapped
@@ -42,11 +42,6 @@ class ModelSync:
             self._sharded = learner.model
         if parallel.local_steps is not None:
             self._local = LocalSteps(learner.model, parallel)
-
-    @property
-    def batch_norms(self) -> list[GlobalBatchNorm]:
-        """Those over the global batch."""
-        return self._batch_norms
 
     @property
     def gradients_ready(self) -> float | None:
@@ -60,15 +55,15 @@ class ModelSync:
 
     @contextmanager
     def idle(self, model: nn.Module) -> Iterator[None]:
-        for module in self._batch_norms:
+        for module in self.batch_norms:
             module.absent = True
-        if not self._batch_norms:
+        if not self.batch_norms:
             model.eval()  # statistics and random numbers stay as they are
         try:
             yield
         finally:
             model.train()
-            for module in self._batch_norms:
+            for module in self.batch_norms:
                 module.absent = False
 
     def sync_next(self, wanted: bool) -> None:
@@ -121,12 +116,11 @@ class ModelSync:
         if not tensors:
             return
         if self._powersgd is not None:
-            own = {name[len(_POWERSGD) :]: value for name, value in tensors.items() if name.startswith(_POWERSGD)}
-            self._powersgd.load(own, self._learner.device.torch)
+            self._powersgd.load(under(_POWERSGD, tensors), self._learner.device.torch)
         if self._local is not None:
             self._learner.load_optimizer(tensors)
 
-    def compare(self, group: ValueExchange, when: str) -> None:
+    def compare(self, group: Group, when: str) -> None:
         """Ranks that do not hold the same weights train several models, and nobody would notice."""
         if self._sharded is not None:
             return  # each rank has its own part

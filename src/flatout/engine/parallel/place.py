@@ -6,9 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-import psutil
-
 from flatout.errors import ConfigError
+from flatout.machine.net import interface_to, is_local
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,7 @@ class RankPlace:
     @property
     def on_loopback(self) -> bool:
         """Whether the ranks meet at an address that no other machine can reach."""
-        with suppress(OSError, ValueError):
-            address = "127.0.0.1" if self.master_address == "localhost" else self.master_address
-            return ip_address(address).is_loopback
-        return False
+        return is_local(self.master_address)
 
     @property
     def warning(self) -> str | None:
@@ -77,10 +73,6 @@ def find_place(environment: Mapping[str, str]) -> RankPlace | None:
 
 def interface_towards(address: str) -> str:
     """The network interface through which packets to an address leave; loopback where that is this machine."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((socket.gethostbyname(address), 9))  # a datagram socket: nothing is sent
-        own = probe.getsockname()[0]
-        for name, entries in psutil.net_if_addrs().items():
-            if any(entry.address == own for entry in entries):
-                return name
+    with suppress(OSError):
+        return interface_to(socket.gethostbyname(address)) or "lo"
     return "lo"

@@ -1,18 +1,32 @@
-"""A process that trains without others: the answers of `Parallel` that cost nothing."""
+"""A process that trains without others: the answers of `Ranks` that cost nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batch import AnyBatch
+from flatout.data.batch import AnyBatch, Failure
 from flatout.engine.learner import Learner
-from flatout.engine.parallel.protocol import Failures, GlobalBatch, Losses, StopReason, T
 from flatout.tasks.protocol import Sums
-from flatout.timeline import Recorder
+
+T = TypeVar("T")
+StopReason = Callable[[], str | None]
+Failures = Mapping[int, Failure]  # by sample id
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The mean loss of the global batch, and which rank was the last to have its gradients: None where no clock of the
+    host says it, as on a GPU."""
+
+    mean: float
+    slowest_rank: int | None = None
+    late_seconds: float | None = None  # behind the median rank
+    bytes_sent: int | None = None  # by this machine over the ranks' interface since the last step that was read
+    bytes_received: int | None = None
 
 
 @dataclass(frozen=True)
@@ -21,11 +35,12 @@ class OwnBatch:
 
     samples: int
     ids: Tensor
+    weight: float
     scale: float = 1.0
 
 
 class OwnValues:
-    """A ValueExchange of one."""
+    """What a `Group` gives to one rank."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
@@ -38,7 +53,7 @@ class OwnValues:
 
 
 class SingleProcess:
-    """`Parallel` of one process: every method returns at once."""
+    """Every method returns at once; `Ranks` says what each is for."""
 
     rank = 0
     world_size = 1
@@ -49,20 +64,14 @@ class SingleProcess:
     def together(self, work: Callable[[], T]) -> T:
         return work()
 
-    def begin(
-        self,
-        learner: Learner,
-        recorder: Recorder,
-        end: Callable[[str], None],
-        foreign_failures: Callable[[Failures], None] = lambda failures: None,
-    ) -> list[str]:
+    def begin(self, *_: object) -> list[str]:
         return []
 
     def measure_link(self, device: torch.device) -> None:
         return None
 
-    def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> GlobalBatch:
-        return OwnBatch(len(batch.sample_ids), batch.sample_ids)
+    def exchange_batch(self, step: int, weight: float, batch: AnyBatch, stop_reason: StopReason) -> OwnBatch:
+        return OwnBatch(len(batch.sample_ids), batch.sample_ids, weight)
 
     def idle(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()

@@ -42,12 +42,7 @@ class Watchdog:
     """Publishes this rank's signs of life in the store and looks for those of the ranks it watches."""
 
     def __init__(
-        self,
-        store: Store,
-        place: RankPlace,
-        recorder: Recorder,
-        silence_seconds: float,
-        end: Callable[[str], None],
+        self, store: Store, place: RankPlace, recorder: Recorder, silence_seconds: float, end: Callable[[str], None]
     ) -> None:
         self._store = store
         self._place = place

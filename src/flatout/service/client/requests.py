@@ -1,25 +1,65 @@
 """Asking for batches: one request at a time, sent before the batches of the one before are used up."""
 
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from flatout.service.client.batches import BatchOpener, OpenedBatch, ReadyBatch, ready_batches
 from flatout.service.client.decisions import FIRST_WAIT_SECONDS, Action, AskFor, AskHistory, Take, next_action
-from flatout.service.client.serial_thread import SerialThread
 from flatout.service.client.session import ANSWER_SECONDS, ServiceConnection, refusal
 from flatout.service.client.stats import SharingStats
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK
 from flatout.service.protocol.messages import AnyMessage, Batches, Next
 
+Result = TypeVar("Result")
 _ASK_AT_FRACTION = 8  # ask when 1/8 of an answer is left: opening the next takes a while on a busy machine
 _RELEASED_PER_ASK = 1000
 _WORTH_A_THREAD_SECONDS = 0.002  # steps at least this long leave time to receive and open an answer meanwhile
+_END_SECONDS = 1.0  # for a thread that is told to end
 
 _OpenedByPosition = dict[int, OpenedBatch | Exception]
 _Received = tuple[AnyMessage, _OpenedByPosition]
+
+
+class SerialThread(Generic[Result]):
+    """Functions given to it must not use torch: a daemon thread inside torch at interpreter exit aborts the process.
+
+    Unlike ThreadPoolExecutor it is a daemon, and keeps no reference to a result while it waits for the next function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], Result], Future[Result]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """A function that waits for the result, and raises what `work` raised."""
+        result: Future[Result] = Future()
+        self._work.put((work, result))
+        return result.result
+
+    def close(self) -> None:
+        """Waits a moment. Close first what the running function may be waiting for, such as a connection."""
+        self._work.put(None)
+        self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        while (task := self._work.get()) is not None:
+            _carry_out(*task)
+            del task  # else it would keep the result until the next function
+
+
+def _carry_out(work: Callable[[], Result], result: Future[Result]) -> None:
+    try:
+        result.set_result(work())
+    except BaseException as error:  # raised where it is waited for
+        result.set_exception(error)
 
 
 @dataclass(frozen=True)

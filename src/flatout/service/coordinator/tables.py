@@ -3,12 +3,128 @@
 from dataclasses import asdict
 from typing import Any
 
-from flatout.service.coordinator.accounting import Accounts
 from flatout.service.coordinator.batch_cache import BatchCache
-from flatout.service.coordinator.entities import BatchId, Lease, Producer, SharingJob, Stream
+from flatout.service.coordinator.entities import BatchId, Buffer, Counts, Lease, Producer, SharingJob, Stream
 from flatout.service.coordinator.instructions import Instruction
-from flatout.service.coordinator.leases import LeaseTable
-from flatout.service.coordinator.policy import Policy, reuse_score
+from flatout.service.coordinator.policy import Allowance, Policy, reuse_score
+from flatout.service.protocol.messages import Done
+
+_NEWEST_WEIGHT = 0.2  # of a measurement in a running mean
+
+
+class Accounts:
+    """`shared_clock` is (seconds, byte-seconds held by the cache), both divided by the number of jobs as they pass: the
+    difference of two readings is the share of a job that was there in between."""
+
+    def __init__(self, usd_per_hour: float | None) -> None:
+        self.counts = Counts()
+        self.allowance = Allowance(usd_per_hour)
+        self.stored_byte_seconds = 0.0
+        self.shared_clock = (0.0, 0.0)
+        self._clock: float | None = None
+
+    def advance_clock(self, now: float, jobs: int, used_bytes: int) -> None:
+        """Called before each message is handled, with what was there since the one before."""
+        if self._clock is not None:
+            passed = max(0.0, now - self._clock)
+            self.stored_byte_seconds += passed * used_bytes
+            share = passed / max(1, jobs)
+            seconds, byte_seconds = self.shared_clock
+            self.shared_clock = (seconds + share, byte_seconds + share * used_bytes)
+        self._clock = now
+
+    def open_account(self, job: SharingJob) -> None:
+        job.clock_at_start, job.counters_at_start = self.shared_clock, self.counts.counters_for_jobs
+
+    def share_of(self, job: SharingJob) -> dict[str, Any]:
+        """The job's share so far, as the fields of `Batches`."""
+        (seconds, byte_seconds), (first_seconds, first_byte_seconds) = self.shared_clock, job.clock_at_start
+        (made, evicted, cold), first = self.counts.counters_for_jobs, job.counters_at_start
+        return {
+            "share_seconds": max(0.0, seconds - first_seconds),
+            "share_byte_seconds": max(0.0, byte_seconds - first_byte_seconds),
+            "share_gb_seconds": job.share_gb_seconds,
+            "share_requests": job.share_requests,
+            "made": made - first[0],
+            "evicted_needed": evicted - first[1],
+            "cold_starts": cold - first[2],
+        }
+
+    def count_made(
+        self, lease: Lease, message: Done, stream: Stream, producer: Producer | None, readers: list[SharingJob]
+    ) -> None:
+        """One batch was made by `producer`, or (None) written back by a job; `readers` share its cost equally."""
+        counts = self.counts
+        counts.made_bytes += message.bytes
+        if producer is None:
+            counts.written_back += 1
+            return
+        counts.made += 1
+        counts.made_seconds += message.seconds
+        counts.cold_starts += message.cold
+        counts.requests += producer.usd_per_second > 0
+        counts.gb_seconds += message.gb_seconds
+        if not message.cold:
+            before = stream.make_seconds or message.seconds
+            stream.make_seconds = before + _NEWEST_WEIGHT * (message.seconds - before)
+        self.allowance.spend(producer.usd_per_second * message.seconds - lease.charged_usd)
+        if producer.usd_per_second:
+            for job in readers:
+                job.share_gb_seconds += message.gb_seconds / len(readers)
+                job.share_requests += 1 / len(readers)
+
+
+class LeaseTable:
+    """A batch has at most one lease at a time. Numbers of leases and buffers come from one counter, never reused."""
+
+    def __init__(self, lease_seconds: float, most_failures: int) -> None:
+        self.active: dict[int, Lease] = {}
+        self.by_batch: dict[BatchId, Lease] = {}
+        self._lease_seconds = lease_seconds
+        self._most_failures = most_failures
+        self._failures: dict[BatchId, tuple[int, str]] = {}  # how many since it was last made, and the last reason
+        self._serial = 0
+
+    def next_number(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def grant(self, now: float, batch: BatchId, holder: str, buffer: Buffer) -> Lease:
+        lease = Lease(self.next_number(), batch, holder, buffer.number, now, now + self._lease_seconds)
+        buffer.batch, buffer.ready = batch, False
+        self.active[lease.number] = self.by_batch[batch] = lease
+        return lease
+
+    def end(self, lease: Lease) -> None:
+        del self.active[lease.number]
+        del self.by_batch[lease.batch]
+
+    def of(self, number: int, holder: str) -> Lease | None:
+        """The lease if it is still this holder's; None after it expired, and for a number that was never its own."""
+        lease = self.active.get(number)
+        return lease if lease is not None and lease.holder == holder else None
+
+    def held_by(self, holder: str) -> list[Lease]:
+        return [lease for lease in self.active.values() if lease.holder == holder]
+
+    def on_buffer(self, buffer: int) -> list[Lease]:
+        return [lease for lease in self.active.values() if lease.buffer == buffer]
+
+    def expired(self, now: float) -> list[Lease]:
+        return [lease for lease in self.active.values() if lease.expires <= now]
+
+    def note_failure(self, batch: BatchId, reason: str) -> None:
+        self._failures[batch] = (self._failures.get(batch, (0, ""))[0] + 1, reason)
+
+    def note_success(self, batch: BatchId) -> None:
+        self._failures.pop(batch, None)
+
+    def given_up(self, batch: BatchId) -> str | None:
+        """Why no producer will be asked for the batch again; None while it is worth another attempt."""
+        failures, why = self._failures.get(batch, (0, ""))
+        return (
+            f"given up after {failures} failures, the last: {why}"[:2000] if failures >= self._most_failures else None
+        )
 
 
 class Tables:

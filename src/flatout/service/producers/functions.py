@@ -20,10 +20,10 @@ from flatout.service.coordinator.coordinator import Coordinator
 from flatout.service.producers.producer import make_batch
 from flatout.service.protocol.extras import needs
 from flatout.service.protocol.messages import Done, Failed, Joined, Message, Produce
-from flatout.service.protocol.specs import AnotherDataset, Preparer, batch_key, open_preparer, stream_name
+from flatout.service.protocol.specs import AnotherDataset, ImagePreparer, batch_key, open_preparer, stream_name
 from flatout.service.protocol.stream_spec import StreamSpec
 
-_open: dict[str, Preparer] = {}
+_open: dict[str, ImagePreparer] = {}
 _opening = threading.Lock()
 
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.machine.parents import exit_with_parent
 from flatout.service.coordinator.policy import SMALL_BATCH_SECONDS
 from flatout.service.protocol.messages import Done, Equip, Failed, Joined, Message, Produce
-from flatout.service.protocol.specs import AnotherDataset, Preparer, batch_key, open_preparer
+from flatout.service.protocol.specs import AnotherDataset, ImagePreparer, batch_key, open_preparer
 from flatout.service.protocol.stream_spec import StreamSpec
 from flatout.service.protocol.wire import Wire
 from flatout.service.transport.stores import StoreAccess, open_batch_store
@@ -32,11 +31,10 @@ _ANSWERS_PER_SEND = 8  # of small batches
 class Maker:
     """Carries out orders, and answers each with Done or Failed. Safe to use from several threads."""
 
-    def __init__(self, store: BatchStore, opens: Callable[[StreamSpec], Preparer] = open_preparer) -> None:
+    def __init__(self, store: BatchStore) -> None:
         self._store = store
-        self._opens = opens
         self._specs: dict[str, StreamSpec] = {}
-        self._preparers: dict[str, Preparer | Failed] = {}
+        self._preparers: dict[str, ImagePreparer | Failed] = {}
         self._opening = threading.Lock()
 
     def learn(self, order: Produce) -> None:
@@ -61,13 +59,13 @@ class Maker:
         except Exception:
             return Failed(lease=order.lease, reason=f"a bug: {traceback.format_exc(limit=-3)}"[:2000])
 
-    def preparer(self, stream: str) -> Preparer | Failed:
+    def preparer(self, stream: str) -> ImagePreparer | Failed:
         """Opened by the first order of a stream; an error is kept, and answers every order."""
         with self._opening:
             found = self._preparers.get(stream)
             if found is None:
                 try:
-                    found = self._opens(self._specs[stream])
+                    found = open_preparer(self._specs[stream])
                 except AnotherDataset as error:
                     found = Failed(lease=0, reason=str(error)[:2000], stream_is="another")
                 except Exception as error:  # a path that is not here, credentials, a spec of another version
@@ -77,7 +75,9 @@ class Maker:
             return found
 
 
-def make_batch(preparer: Preparer, epoch: int, index: int, space: memoryview, key: bytes, sum_every: int = 1) -> int:
+def make_batch(
+    preparer: ImagePreparer, epoch: int, index: int, space: memoryview, key: bytes, sum_every: int = 1
+) -> int:
     """Make a batch and write it as a bundle into `space`; its length. All producers use this."""
     arrays, meta = preparer.prepare(epoch, index, payload(space))
     return write_bundle(space, key, arrays, meta, sum_every)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,21 +52,6 @@ _PLAN_FIELDS = (
 )
 """Of BatchPlan, and under the same names of StreamSpec."""
 _stream_bytes = lru_cache(maxsize=64)(bytes.fromhex)
-
-
-class Preparer(Protocol):
-    """Makes batches of one stream into given buffers. Safe to use from several threads."""
-
-    @property
-    def in_flight(self) -> int:
-        """1, or more where time goes into waiting for data: a producer then starts `in_flight - 1` more threads."""
-        ...
-
-    def prepare(
-        self, epoch: int, index: int, space: NDArray[np.uint8]
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Named arrays (large ones within `space`) and metadata that JSON can hold."""
-        ...
 
 
 _DATA_KEYS = ("samples_per_class", "holdout", "cache", "stage", "layout", "split", "unlisted", "label_column")
@@ -138,21 +123,23 @@ def batch_bytes(plan: BatchPlan) -> int:
 
 @dataclass(frozen=True)
 class ImagePreparer:
-    """`prepare` of a local loader, as a Preparer."""
+    """Makes batches of one stream into given buffers. Safe to use from several threads."""
 
     plan: BatchPlan
     cache: SampleCache | None
     in_flight: int
+    """1, or more where time goes into waiting for data: a producer then starts `in_flight - 1` more threads."""
 
     def prepare(
         self, epoch: int, index: int, space: NDArray[np.uint8]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Named arrays (large ones within `space`) and metadata that JSON can hold."""
         shape = self.plan.shape(epoch)
         images = space[: prod(shape)].reshape(shape)
         return flatten(prepare(self.plan, epoch, index, images, self.cache))
 
 
-def open_preparer(spec: StreamSpec) -> Preparer:
+def open_preparer(spec: StreamSpec) -> ImagePreparer:
     """Open the data that a spec names. Data with another digest is an AnotherDataset, another view a DataError."""
     view, data = checked_view(spec), spec.data
     dataset = open_dataset(SimpleNamespace(**data.model_dump()))  # type: ignore[arg-type]

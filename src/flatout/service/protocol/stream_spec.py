@@ -59,7 +59,7 @@ class ViewSpec(BaseModel):
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     decode: Literal["exact", "scaled"] = "exact"
     transform: Annotated[str, Field(max_length=4096, pattern=r"^(.+:\w+)?$")] = ""
-    """Code that a service runs only where its owner allows it (transport/code.py)."""
+    """Code that a service runs only where its owner allows it (transport/roots.py)."""
     transform_source: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     transform_options: Annotated[str, Field(max_length=1 << 16)] = ""
 

@@ -16,8 +16,8 @@ from flatout.errors import FlatoutError, ServiceUnavailable
 from flatout.service.coordinator.policy import Policy
 from flatout.service.protocol.messages import Hello, Refused, Welcome
 from flatout.service.protocol.wire import Wire
-from flatout.service.transport.code import AllowedCode
 from flatout.service.transport.paths import ServicePaths
+from flatout.service.transport.roots import AllowedCode
 from flatout.service.transport.service import RemoteOptions, Service, default_capacity_bytes
 from flatout.service.transport.stores import StoreAccess
 

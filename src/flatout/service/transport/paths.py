@@ -2,35 +2,20 @@
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.cache.shared_memory import private_folder
 
 
-@dataclass(frozen=True)
 class ServicePaths:
     """Files in a private folder of the user."""
 
-    folder: Path
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "shared.sock"
-
-    @property
-    def lock(self) -> Path:
-        """Locked while a service runs, by that service."""
-        return self.folder / "shared.lock"
-
-    @property
-    def token(self) -> Path:
-        """What a connection has to say first; another one each time a service starts."""
-        return self.folder / "shared.token"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "shared.log"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "shared.sock"
+        self.lock = folder / "shared.lock"  # locked while a service runs, by that service
+        self.token = folder / "shared.token"  # what a connection has to say first; another one each time
+        self.log = folder / "shared.log"
 
 
 def service_paths() -> ServicePaths:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from flatout.cache.redis_address import is_local
 from flatout.errors import ConfigError, ServiceUnavailable
+from flatout.machine.net import is_local
 from flatout.service.protocol.messages import (
     MOST_BYTES,
     AnyMessage,

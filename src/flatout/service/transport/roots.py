@@ -1,4 +1,4 @@
-"""Which data a service opens for others: only what is under roots that its owner has allowed."""
+"""Which data a service opens for others, and whose code it runs: only what its owner has allowed."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,32 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from flatout.errors import ConfigError, DataError
+from flatout.service.protocol.stream_spec import ViewSpec
 from flatout.storage.client import parse_address
+
+
+@dataclass(frozen=True)
+class AllowedCode:
+    """By digest of its source: a name proves nothing, and the file behind it may change.
+
+    Producers load only a text with the digest that the view says (plugins.load).
+    """
+
+    anything: bool = False
+    """For the service that a job starts for its own user: whoever reaches its socket can run programs as that user."""
+    digests: frozenset[str] = frozenset()
+
+    def refusal(self, view: ViewSpec) -> str | None:
+        """Why batches of this view are not made here; None where they may be."""
+        if not view.transform or self.anything or view.transform_source in self.digests:
+            return None
+        return (
+            f"the service does not run {view.transform[:500]}, source {view.transform_source[:8]}, which its owner has "
+            "not allowed; start it with --code FILE"
+        )
+
+
+NO_CODE = AllowedCode()
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from flatout.service.protocol.messages import (
 )
 from flatout.service.protocol.specs import checked_view, stream_name
 from flatout.service.protocol.wire import Wire
-from flatout.service.transport.code import NO_CODE, AllowedCode
-from flatout.service.transport.roots import DataRoots
+from flatout.service.transport.roots import NO_CODE, AllowedCode, DataRoots
 
 _HELLO_SECONDS = 10.0
 _FROM_JOBS = (Register, Next, Claim, Done, Failed, Spoilt, Leave)

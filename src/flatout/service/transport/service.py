@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.cache.batch_store import OwnStore
 from flatout.cache.redis_address import RedisAddress
-from flatout.cache.shared_memory import OwnedStore, free_bytes, shared_root
+from flatout.cache.shared_memory import OwnedStore, shared_root
 from flatout.errors import ConfigError, ServiceUnavailable
-from flatout.machine.budgets import memory_budget_bytes, usable_cores
+from flatout.machine.budgets import free_bytes, memory_budget_bytes, usable_cores
 from flatout.service.coordinator.coordinator import Coordinator
 from flatout.service.coordinator.policy import Policy
 from flatout.service.producers.local_producers import LocalProducers
 from flatout.service.protocol.extras import needs
 from flatout.service.protocol.messages import Joined
-from flatout.service.transport.code import NO_CODE, AllowedCode
 from flatout.service.transport.paths import ServicePaths
-from flatout.service.transport.roots import DataRoots
+from flatout.service.transport.roots import NO_CODE, AllowedCode, DataRoots
 from flatout.service.transport.server import SessionRegistry, UnixServer
 from flatout.service.transport.stores import StoreAccess
 

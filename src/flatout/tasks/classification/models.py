@@ -4,7 +4,7 @@ import difflib
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,8 @@ def model_is_own(name: str) -> bool:
 def _check_numbers(classes: int, stem: str, width: float) -> None:
     if classes < 1:
         raise ConfigError(f"a classifier needs at least 1 class, not {classes}; check the dataset's folders")
-    if stem not in ("standard", "small"):
-        raise ConfigError(f"model.stem is {stem!r}; write standard (7x7 and pooling) or small (3x3, for small images)")
+    if stem not in (known := get_args(Stem)):
+        raise ConfigError(f"model.stem is {stem!r}; write {', '.join(known[:-1])} or {known[-1]}")
     if not 0 < width <= 16:
         raise ConfigError(f"model.width is {width:g}; it must be above 0 and at most 16")
 

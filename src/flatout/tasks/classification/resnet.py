@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from flatout.tasks.classification.resnet_extras import Blur, BlurredConv, Extras, SqueezeExcite
+from flatout.tasks.classification.resnet_extras import Blur, BlurredConv, Extras, SqueezeExcite, StridedConv
 
-Stem = Literal["standard", "small"]
+Stem = Literal["standard", "small", "patch"]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, blurred: bool = False) -> nn.Conv2d:
     if blurred and stride > 1:
         return BlurredConv(inputs, outputs, kernel, stride)
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return (StridedConv if stride > 1 else nn.Conv2d)(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, blurred: bool) -> nn.Module | None:
@@ -117,11 +117,10 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpointing = False
-        small = stem == "small"
-        self.conv1 = _conv(in_channels, channels[0], 3) if small else _conv(in_channels, channels[0], 7, 2)
+        self.conv1 = _stem(stem, in_channels, channels[0])
         self.bn1 = nn.BatchNorm2d(channels[0])
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.Identity() if small else _pooling(channels[0], extras)
+        self.maxpool = _pooling(channels[0], extras) if stem == "standard" else nn.Identity()
         widths = [channels[0], *(block.expansion * c for c in channels)]
         self.layer1 = _stage(block, depths[0], widths[0], channels[0], 1, extras)
         self.layer2 = _stage(block, depths[1], widths[1], channels[1], 2, extras)
@@ -140,6 +139,12 @@ class ResNet(nn.Module):
             x = _recomputed(block, x, scale) if recompute else block(x, scale)
         logits: Tensor = self.fc(self.avgpool(x).flatten(1))
         return logits
+
+
+def _stem(stem: Stem, inputs: int, outputs: int) -> nn.Conv2d:
+    if stem == "patch":  # as Dosovitskiy et al., 2021: no pixel is seen twice
+        return nn.Conv2d(inputs, outputs, 4, 4, bias=False)
+    return _conv(inputs, outputs, 3) if stem == "small" else _conv(inputs, outputs, 7, 2)
 
 
 def _pooling(channels: int, extras: Extras) -> nn.Module:
@@ -207,7 +212,8 @@ def resnet(
     in_channels: int = 3,
     extras: Extras | None = None,
 ) -> ResNet:
-    """`name` is a key of DEPTHS. The small stem (3x3, no pooling) is for images of 32 to 64 pixels.
+    """`name` is a key of DEPTHS. The small stem (3x3, no pooling) is for images of 32 to 64 pixels; the patch
+    stem (4x4, no pooling) leaves as many places as the standard one and costs a twelfth of it.
 
     `width` scales every channel count, rounded to a multiple of 8; published weights need width 1, standard stem.
     """

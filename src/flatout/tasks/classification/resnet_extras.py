@@ -40,7 +40,19 @@ class Blur(nn.Module):
         return F.conv2d(padded, self.kernel.to(x.dtype), stride=self.stride, groups=len(self.kernel))
 
 
-class BlurredConv(nn.Conv2d):
+class StridedConv(nn.Conv2d):
+    """A padded convolution with a stride. Where its input has shrunk to one place, only the middle tap sees it; torch's
+    bf16 kernels for CPUs leave the gradient of the others unwritten (2.13: whatever the memory held), so that there the
+    middle tap is all that is computed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.bfloat16 and x.device.type == "cpu" and x.shape[2:] == (1, 1):
+            middle = slice(self.kernel_size[0] // 2, self.kernel_size[0] // 2 + 1)
+            return F.conv2d(x, self.weight[:, :, middle, middle].to(x.dtype))
+        return super().forward(x)
+
+
+class BlurredConv(StridedConv):
     """A convolution with a stride, of a blurred input; before it and not after it, where there are fewer places."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:

@@ -51,12 +51,7 @@ def _open_source(
 ) -> BatchSource:
     decided, memory = decide_text(config, workers), memory_for(device_kind)
     source = TextSource(
-        plan,
-        decided.prefetch.value,
-        config.batch_deadline_seconds,
-        config.max_quarantine_share,
-        recorder,
-        memory,
+        plan, decided.prefetch.value, config.batch_deadline_seconds, config.max_quarantine_share, recorder, memory
     )
     source.decided = decided
     return source

@@ -12,13 +12,13 @@ import numpy as np
 from flatout.data.source.array_file import Arrays, pack_names, read_arrays, unpack_names, write_arrays
 from flatout.data.source.layouts import Layout
 from flatout.data.source.listing import ObjectTable, list_store
-from flatout.errors import DataError, StorageError
+from flatout.errors import DataError
 from flatout.machine.budgets import cache_folder
 from flatout.storage.archive_file import ArchiveFile
 from flatout.storage.local import FolderStore, TarStore
 from flatout.storage.locators import NO_LOCATOR
 from flatout.storage.members import Archive, MemberStore, Place
-from flatout.storage.protocol import Entry, Range, Store
+from flatout.storage.protocol import Entry, Store, read_one
 from flatout.storage.tar_index import scan_tar
 
 MAX_TEXT_BYTES = 2**30
@@ -55,16 +55,19 @@ class Listing:
         """The same of a file of names, which need not be text, as those of files."""
         return self.text(name, "surrogateescape")
 
+    def archives(self, ending: str) -> list[str]:
+        """Those of a format, without a test split where there is one for validation; or the one asked for."""
+        if self.only is not None:
+            return [self.only]
+        return without_test(name for name in self.visible() if name.lower().endswith(ending))
+
     def text(self, name: str, errors: str = "strict") -> str:
         """The contents of a text file; its size is looked at first."""
         size = self.entries[name].bytes
         if size > MAX_TEXT_BYTES:
             raise DataError(f"{name} in {self.where} has {size} bytes, limit {MAX_TEXT_BYTES}; split it")
-        (answer,) = self.store.read_many([Range(name)])
-        if isinstance(answer, StorageError):
-            raise answer
         try:
-            return answer.decode("utf-8-sig", errors)
+            return read_one(self.store, name).decode("utf-8-sig", errors)
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{name} in {self.where} is not UTF-8 text (byte {error.start}); save it as UTF-8"

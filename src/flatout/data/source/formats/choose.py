@@ -5,11 +5,11 @@ import posixpath
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote, urlsplit
 
-from flatout.data.source.class_checks import refuse_empty_classes
+from flatout.data.source.class_lists import refuse_empty_classes
 from flatout.data.source.formats.arrangement import Arrangement, Listing
 from flatout.data.source.formats.imagenet import FLAT_IMAGE, arrange_imagenet, looks_like_imagenet
 from flatout.data.source.formats.mds import INDEX, arrange_mds, indexes_of
-from flatout.data.source.formats.parquet import arrange_parquet, parquet_files
+from flatout.data.source.formats.parquet import arrange_parquet
 from flatout.data.source.formats.tables import (
     METADATA,
     LabelTable,
@@ -20,7 +20,7 @@ from flatout.data.source.formats.tables import (
     read_table,
     tables_of,
 )
-from flatout.data.source.formats.webdataset import arrange_webdataset, looks_like_webdataset, shards_of
+from flatout.data.source.formats.webdataset import arrange_webdataset, looks_like_webdataset
 from flatout.data.source.layouts import BY_FOLDERS, find_layout, holds_images, users_layout
 from flatout.data.source.listing import as_table
 from flatout.errors import DataError
@@ -153,7 +153,7 @@ def _by_shards(listing: Listing) -> Arrangement:
     """Of a folder of tars; or of the one tar that data.path points at."""
     store = listing.store
     single = isinstance(store, TarStore) or (isinstance(store, MemberStore) and len(store.archives) == 1)
-    shards = shards_of(listing)
+    shards = listing.archives(".tar")
     if not shards and single:
         return arrange_webdataset(*_as_shard(listing))
     if not shards:
@@ -186,7 +186,7 @@ def _class_lists(base: Store) -> dict[str, Entry | None]:
 
 
 def _by_parquet(listing: Listing) -> Arrangement:
-    files = parquet_files(listing)
+    files = listing.archives(".parquet")
     if not files or any(name not in listing.entries for name in files):
         raise DataError(f"{listing.where} holds no .parquet")
     return arrange_parquet(listing, files)

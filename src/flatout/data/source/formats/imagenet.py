@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from flatout.data.source.formats.arrangement import Arrangement, Listing, Members
 from flatout.data.source.formats.devkit import devkit_of_tar, read_wnids
 from flatout.data.source.layouts import Layout
-from flatout.errors import DataError, StorageError
-from flatout.storage.protocol import Range
+from flatout.errors import DataError
+from flatout.storage.protocol import read_one
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 FLAT_IMAGE = "ILSVRC2012_val_"
@@ -131,10 +131,7 @@ def _bytes(listing: Listing, name: str) -> bytes:
     size = listing.entries[name].bytes
     if size > _MAX_DEVKIT_BYTES:
         raise DataError(f"{name} has {size} bytes, limit {_MAX_DEVKIT_BYTES}; this is not the one of ImageNet")
-    (answer,) = listing.store.read_many([Range(name)])
-    if isinstance(answer, StorageError):
-        raise answer
-    return answer
+    return read_one(listing.store, name)
 
 
 def _read_solution(text: str, name: str) -> dict[int, str]:

@@ -62,8 +62,7 @@ def arrange_mds(listing: Listing, indexes: dict[str, str]) -> Arrangement:
         for place in _samples(listing, posixpath.dirname(index), shard)
     ]
     numbers = [label for _, (_, _, _, label, _) in found if isinstance(label, int)]
-    named = listed_classes(listing)
-    source, names = named or ("", None)
+    source, names = listed_classes(listing)
     call = class_names(numbers, names, source, listing.where) if len(numbers) == len(found) else None
     for split, (archive, offset, size, label, name) in found:
         prefix = f"{split}/" if len(indexes) > 1 else ""

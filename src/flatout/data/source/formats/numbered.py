@@ -1,8 +1,8 @@
 """Classes that a dataset knows as numbers, and the list that may come with it."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 
+from flatout.data.source.class_lists import parse_names
 from flatout.data.source.formats.arrangement import Listing
 from flatout.errors import DataError
 
@@ -10,21 +10,15 @@ CLASS_LISTS = ("classes.txt", "classes.json", "labels.txt")
 _MAX_CLASSES = 1_000_000
 
 
-def listed_classes(listing: Listing) -> tuple[str, list[str]] | None:
-    """The file beside the samples that names the classes in order of their numbers, and what it says."""
+def listed_classes(listing: Listing) -> tuple[str, list[str] | None]:
+    """The file beside the samples that names the classes in order of their numbers, and what it says; no name and None
+    where there is none."""
     name = next((each for each in CLASS_LISTS if each in listing.entries), None)
     if name is None:
-        return None
-    text = listing.text(name)
-    if name.endswith(".json"):
-        try:
-            classes = json.loads(text)
-        except (ValueError, RecursionError):
-            classes = None
-        if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
-            raise DataError(f"{name} of {listing.where} is not a JSON list of class names; write one")
-    else:
-        classes = [line.strip() for line in text.splitlines() if line.strip()]
+        return "", None
+    classes = parse_names(listing.text(name), name)
+    if classes is None:
+        raise DataError(f"{name} of {listing.where} is not a JSON list of class names; write one")
     if len(set(classes)) != len(classes):
         twice = next(each for each in classes if classes.count(each) > 1)
         raise DataError(f"{name} of {listing.where} names the class {twice!r} twice; keep one of them")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flatout.data.source.array_file import Arrays, pack_names, read_arrays, unpack_names, write_arrays
-from flatout.data.source.formats.arrangement import Arrangement, Listing, open_archive, split_in_name, without_test
+from flatout.data.source.formats.arrangement import Arrangement, Listing, open_archive, split_in_name
 from flatout.data.source.formats.mds import ending_of
 from flatout.data.source.formats.numbered import class_names, listed_classes
 from flatout.data.source.formats.tables import LABEL_COLUMNS
@@ -63,12 +63,6 @@ class Unpacked:
     classes: tuple[str, ...] | None
 
 
-def parquet_files(listing: Listing) -> list[str]:
-    if listing.only is not None:
-        return [listing.only]
-    return without_test(name for name in listing.visible() if name.lower().endswith(".parquet"))
-
-
 def arrange_parquet(listing: Listing, files: list[str]) -> Arrangement:
     opened = [(name, unpacked(listing, listing.entries[name])) for name in files]
     call = _naming(listing, opened)
@@ -107,10 +101,9 @@ def _naming(listing: Listing, opened: list[tuple[str, Unpacked]]) -> Any:
         raise DataError(f"the parquet files of {listing.where} name different classes; are they of one dataset?")
     (names,) = lists or {None}
     numeric = all(each.numeric for _, each in opened)
-    beside = listed_classes(listing) if names is None else None
+    source, listed = listed_classes(listing) if names is None else ("its schema", list(names))
     if not numeric:
         return lambda label: label.replace("/", "_")
-    source, listed = ("its schema", list(names)) if names is not None else beside or ("", None)
     numbers = {int(label) for _, each in opened for label in each.labels}
     call = class_names(numbers, listed, source, listing.where)
     return lambda label: call(int(label)).replace("/", "_")

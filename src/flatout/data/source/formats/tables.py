@@ -20,7 +20,6 @@ from flatout.errors import DataError
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image", "image_path")
 LABEL_COLUMNS = ("label", "class", "class_name", "label_name", "category", "target")
 SPLIT_COLUMNS = ("split", "subset", "fold")
-MULTI_LABEL = "labels"
 METADATA = ("metadata.jsonl", "metadata.csv")
 _TABLES = (".csv", ".tsv", ".jsonl")
 _SHOWN = 60  # characters of a value

@@ -7,14 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flatout.data.source.formats.arrangement import (
-    Arrangement,
-    Listing,
-    Members,
-    OpenArchive,
-    split_in_name,
-    without_test,
-)
+from flatout.data.source.formats.arrangement import Arrangement, Listing, Members, OpenArchive, split_in_name
 from flatout.data.source.formats.numbered import class_names, listed_classes
 from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.layouts import Layout
@@ -46,12 +39,6 @@ def looks_like_webdataset(names: Iterable[str]) -> bool:
     return any(_key_of(name)[0] in keys for name in labelled)
 
 
-def shards_of(listing: Listing) -> list[str]:
-    if listing.only is not None:
-        return [listing.only]
-    return without_test(name for name in listing.visible() if name.lower().endswith(".tar"))
-
-
 def arrange_webdataset(listing: Listing, shards: list[str]) -> Arrangement:
     members, splits = Members(listing), {name: split_in_name(name) for name in shards}
     opened = members.opened(shards)
@@ -60,10 +47,9 @@ def arrange_webdataset(listing: Listing, shards: list[str]) -> Arrangement:
         for shard, (archive, inside) in zip(shards, opened, strict=True)
         for sample in _samples(archive, inside, listing.label_column)
     ]
-    named = listed_classes(listing)
+    source, names = listed_classes(listing)
     numbers = [int(sample.label) for *_, sample in samples if sample.label.isdecimal()]
     numeric = len(numbers) == len(samples)
-    source, names = named or ("", None)
     call = class_names(numbers, names, source, listing.where) if numeric else None
     if names is not None and not numeric:
         _refuse_unlisted({sample.label for *_, sample in samples}, names, source, listing.where)

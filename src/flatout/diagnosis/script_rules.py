@@ -1,0 +1,89 @@
+"""What only a script can have wrong: its own code in the loop, and debugging that was left on."""
+
+from __future__ import annotations
+
+from flatout.diagnosis.finding import Finding, Fix, percent, saving
+from flatout.diagnosis.model.interval import Interval
+from flatout.diagnosis.script_signals import HotLine, ScriptSignals
+from flatout.diagnosis.signals import Signals
+from flatout.units import format_seconds
+
+_OWN_SHARE, _OWN_SECONDS = 0.05, 0.004
+_READS_BACK = (".item()", ".cpu()", ".tolist()", ".numpy()", "synchronize(", "float(loss", "float(total")
+_WRITES = ("print(", ".write(", "log(", "logger.", "logging.", "add_scalar", "tqdm", ".flush(")
+_SAVES = ("pickle.dump(", "save_pretrained(", "save_file(", "np.save", "numpy.save", "joblib.dump(", "save_model(")
+_DEBUGGING = {
+    "detect_anomaly": (
+        "torch.autograd.set_detect_anomaly(True) is on: every operation keeps a Python traceback",
+        Interval(0.5, 0.1, 0.9),
+    ),
+    "profiler": ("torch's profiler is on: it records every operation", Interval(0.2, 0.02, 0.6)),
+    "launch_blocking": (
+        "CUDA_LAUNCH_BLOCKING=1 is set: the host waits for every kernel",
+        Interval(0.3, 0.05, 0.7),
+    ),
+}
+"""By what the recorder saw: in words, and what of forward and backward it may cost."""
+
+
+def debugging_left_on(signals: Signals, script: ScriptSignals) -> Finding | None:
+    """How much it costs is not measured: the interval is wide, and the remedy free."""
+    found = [_DEBUGGING[name] for name in script.debugging if name in _DEBUGGING]
+    if not found:
+        return None
+    title, share = max(found, key=lambda each: each[1].value)
+    computing = signals.net("forward", "backward")
+    evidence = (
+        f"forward and backward take {format_seconds(computing)} of the run; what of it is its doing is a guess",
+    )
+    fix = Fix("take it out: it is for finding one mistake, not for training")
+    return saving(signals, "debugging-left-on", "host", title, evidence, fix, share * computing)
+
+
+def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
+    """Time of the training thread that is neither the loader's, the model's nor the optimizer's."""
+    stepping = signals.time.after_start_seconds - script.exit_seconds
+    seconds = max(0.0, signals.time.part("other") - script.exit_seconds) * script.own_share
+    if not signals.step.done or stepping <= 0 or seconds / stepping <= _OWN_SHARE:
+        return None
+    if seconds / signals.step.done < _OWN_SECONDS:
+        return None
+    line = script.hottest("other")
+    named = ""
+    if line is not None:
+        share = script.share(line, "other")
+        named = f", {percent(share)} of that in {line.shown}"
+    saves = line is not None and any(word in line.text for word in _SAVES)
+    return saving(
+        signals,
+        "your-code",
+        "checkpoint" if saves else "host",
+        f"The script's own code between loader, model and optimizer takes {percent(seconds / stepping)} of the run"
+        f"{named}",
+        (
+            f"{format_seconds(seconds / signals.step.done)} a step, {format_seconds(seconds)} in all",
+            *(f"{percent(script.share(each, 'other'))} {each.shown}" for each in _first(script, "other", 3)),
+        ),
+        Fix(_advice(line)),
+        Interval(seconds * 0.8, seconds * 0.4, seconds),
+    )
+
+
+def _first(script: ScriptSignals, part: str, count: int) -> list[HotLine]:
+    return [line for line in script.lines if line.part == part][:count]
+
+
+def _advice(line: HotLine | None) -> str:
+    text = "" if line is None else line.text
+    if any(word in text for word in _READS_BACK):
+        return "it waits for the device: keep the value as a tensor and read it every 50 steps"
+    if any(word in text for word in _SAVES):
+        return "save more rarely, or in another thread from a copy"
+    if "sleep(" in text:
+        return "take the wait out"
+    if any(word in text for word in _WRITES):
+        return "log every 50th step, or from another thread"
+    return "do it less often, on the whole batch at once, or in the dataset, where workers do it beside the step"
+
+
+SCRIPT_RULES = (your_code, debugging_left_on)
