@@ -112,11 +112,7 @@ def _samples(listing: Listing, folder: str, shard: dict[str, object]) -> Iterato
     columns = _columns(shard, listing.label_column, where)
     if name not in listing.entries:
         packed = shard.get("compression")
-        why = (
-            f"it is compressed ({packed}): decompress the shards first, and keep index.json"
-            if packed
-            else "copy it again"
-        )
+        why = f"it is compressed ({packed}): decompress the shards first" if packed else "copy it again"
         raise DataError(f"{where} is not there; {why}")
     archive = open_archive(listing.store, listing.entries[name])
     bounds = _bounds(archive, listing.entries[name].bytes, where)
