@@ -11,8 +11,8 @@ from flatout.config.schema import CostConfig, DataConfig
 from flatout.cost import Usage, load_catalogue, usage_cost
 from flatout.data.loading.staging import is_remote
 from flatout.data.source.dataset import Dataset, open_dataset
-from flatout.data.source.pack_writer import PackOptions as PackOptions
 from flatout.data.source.pack_writer import LABELS, unpack, write_pack
+from flatout.data.source.pack_writer import PackOptions as PackOptions
 from flatout.errors import ConfigError, DataError, NoSpace
 from flatout.machine.budgets import free_bytes
 from flatout.training.display import Display
