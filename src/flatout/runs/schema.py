@@ -152,6 +152,7 @@ PREDICTION = {
     "step": _INTERVAL,
     "run": _INTERVAL,
     "epoch": _INTERVAL,
+    "whole_epoch": _INTERVAL,
     "samples_per_second": _INTERVAL,
     "memory": _INTERVAL,
     "usd": _INTERVAL,
