@@ -1,6 +1,7 @@
 """Recipes and suites that come with flatout: found by name wherever it is installed."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def _listed(folder: Path, kind: str) -> Iterator[Shipped]:
 
 def locate(path: Path, kind: str = "recipe") -> Path:
     """The user's file, where there is one; else the shipped one that is called so: demo, or recipes/demo.yaml."""
-    if path.exists():
+    if _is_there(path):
         return path
     if path.parts[:1] == (FOLDER.name,):
         inside = FOLDER.joinpath(*path.parts[1:])
@@ -44,7 +45,14 @@ def locate(path: Path, kind: str = "recipe") -> Path:
 def recipe_beside(file: Path, named: Path) -> Path:
     """What a suite or sweep names as its recipe: a file beside it, else a shipped one that is called so."""
     beside = file.parent / named
-    return beside if beside.is_file() or locate(named) == named else locate(named)
+    return beside if _is_there(beside) or locate(named) == named else locate(named)
+
+
+def _is_there(path: Path) -> bool:
+    """Not where the system refuses the very name: too long, for one."""
+    with suppress(OSError):
+        return path.exists()
+    return False
 
 
 def near_names(name: str, kind: str = "recipe") -> str:

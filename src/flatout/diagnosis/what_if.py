@@ -44,6 +44,8 @@ class Prediction:
     break_even_epochs: int | None = None
     notes: tuple[str, ...] = ()
     """What the figures do not say: sentences for people."""
+    whole_epoch: Interval | None = None
+    """With its validation, checkpoints and share of what the first takes longer: what tables call the actual epoch."""
     _repr_html_ = html_of
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Prediction:
             "step": self.step,
             "samples_per_second": self.samples_per_second,
             "epoch": self.epoch,
+            "whole_epoch": self.whole_epoch,
             "run": self.run,
             "usd": self.usd,
             "memory": self.memory,
@@ -81,6 +84,7 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
         None if calibration.usd_per_hour is None else run * (calibration.usd_per_hour / 3600),
         _memory(calibration, job),
         warm.limit,
+        whole_epoch=_widened(calibration, "run", parts.whole_epoch_seconds()),
     )
 
 
