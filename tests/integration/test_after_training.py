@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flatout.data.source.shapes import make_shapes
-from training import command, make_sentences, snapshot, write_recipe
+from training import command, installed_command, make_sentences, snapshot, write_recipe
 
 WIDE = {
     "views": {"small": {"base": "train-64", "size": 16, "pad": 2}, "plain": {"base": "eval-64", "size": 16}},
@@ -148,6 +148,11 @@ def test_init_writes_a_recipe_that_trains(work: Path, tmp_path: Path) -> None:
     done = command("train", "pictures.yaml", "--set", "train.max_steps=2", "--set", "model.width=0.125", cwd=tmp_path)
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "runs/pictures/summary.json").read_text())["status"] == "completed"
+
+
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    asked = {"_FLATOUT_COMPLETE": "complete_bash", "COMP_WORDS": "flatout eva", "COMP_CWORD": "1"}
+    assert installed_command(cwd=tmp_path, environment=asked).out.split() == ["evaluate"]
 
 
 def test_the_version_is_printed(tmp_path: Path) -> None:

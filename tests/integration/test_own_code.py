@@ -190,14 +190,15 @@ def test_a_mistake_is_one_line_and_nothing_is_written(shapes: Path, work: Path, 
     assert not (work / "own").exists()
 
 
-def test_an_error_while_training_shows_the_users_lines_alone(shapes: Path, work: Path) -> None:
+@pytest.mark.parametrize("ranks", [{}, RANKS], ids=["alone", "ranks"])
+def test_an_error_while_training_shows_the_users_lines_alone(shapes: Path, work: Path, ranks: dict) -> None:
     text = PARTS.replace(
         "        losses = F",
         '        self.calls = getattr(self, "calls", 0) + 1\n        check(self)\n        losses = F',
     )
     text += "\n\ndef check(loss):\n    if loss.calls > 4:\n        raise ValueError('too often')\n"
     (work / "parts.py").write_text(text)
-    recipe = write_recipe(work / "own.yaml", shapes, **OWN)
+    recipe = write_recipe(work / "own.yaml", shapes, **OWN, **ranks)
     done = command("train", recipe, "--run", "own", cwd=work)
     assert done.code == 1
     assert "train.loss is './parts.py:Focal': " in done.last_line

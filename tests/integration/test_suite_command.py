@@ -79,6 +79,27 @@ def test_a_suite_stops_goes_on_and_keeps_what_failed_as_a_row(work: Path, shapes
     assert len((run / "epochs.csv").read_text().splitlines()) == 1 + EPOCHS
 
 
+def test_every_row_after_the_first_was_predicted_before_it_began(work: Path, shapes: Path) -> None:
+    emulated = {"base_seconds": 0.004, "seconds_per_sample": 0.0002}
+    write_recipe(work / "tiny.yaml", shapes, device="emulated", emulated=emulated)
+    variants = [
+        {"name": "baseline"},
+        {"name": "checkpointing", "set": {"train.checkpointing": True, "data.batch_size": 16}},
+        {"name": "another rate", "set": {"train.lr": 0.01}},
+    ]
+    (work / "mine.yaml").write_text(yaml.safe_dump({"recipe": "tiny.yaml", "variants": variants}))
+    for _ in range(2):  # trained, then looked at
+        done = command("suite", "mine.yaml", "--json", cwd=work)
+        assert done.code == 0, done.err
+        found = {row["name"]: row["values"]["predicted epoch"] for row in json.loads(done.out)["rows"]}
+        assert found["baseline"] == [None]
+        assert found["checkpointing"][0] > 0
+        assert found["another rate"] == [None], "the model knows nothing of it"
+    (kept,) = (work / "runs/mine/baseline/predictions.jsonl").read_text().splitlines()
+    first = json.loads((work / "runs/mine/checkpointing/summary.json").read_text())
+    assert json.loads(kept)["config_digest"] == first["config_digest"]
+
+
 def test_experiments_that_failed_are_counted_once_whatever_their_repeats() -> None:
     from flatout.analysis.suite import ExperimentOutcome, suite_rows
     from flatout.commands.suite import SuiteResult

@@ -8,7 +8,16 @@ from flatout import errors
 from flatout.errors import FlatoutError
 
 TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
-WRONG_INPUT = {"BadFile", "DataChanged", "UserError", "ConfigError", "DataError", "RunDirectoryError", "NoSpace"}
+WRONG_INPUT = {
+    "BadFile",
+    "DamagedArchive",
+    "DataChanged",
+    "UserError",
+    "ConfigError",
+    "DataError",
+    "RunDirectoryError",
+    "NoSpace",
+}
 
 
 def test_there_is_one_tree() -> None:

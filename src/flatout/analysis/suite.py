@@ -21,6 +21,7 @@ class ExperimentOutcome:
     epoch: MeanEpoch | None = None
     cause: str | None = None
     notes: tuple[str, ...] = ()
+    predicted_seconds: float | None = None  # of an epoch, from an earlier experiment
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ _COLUMNS: dict[str, Callable[[ExperimentOutcome], Any]] = {
     "DDP": _parallel("ddp"),
     "time per batch": _epoch("batch_seconds"),
     "estimated epoch": _epoch("estimate_seconds"),
+    "predicted epoch": lambda outcome: outcome.predicted_seconds,
     "actual epoch": _epoch("actual_seconds"),
     "memory": _memory,
 }

@@ -60,7 +60,8 @@ def unpack(source: Source, target: Target, as_json: Json = False) -> None:
     from flatout.commands.pack import unpack_dataset
 
     result = unpack_dataset(source, target, quiet=as_json)
-    print_answer(result, as_json, f"wrote {result['samples']:,} files under {target}")
+    labels = "" if result["labels"] is None else f"; their names do not say the classes: use {result['labels']}"
+    print_answer(result, as_json, f"wrote {result['samples']:,} files under {target}{labels}")
 
 
 @data_app.command()

@@ -18,7 +18,8 @@ def main(folder: Path) -> NoReturn:
         _work(options.pop("work", "train"), folder, options)
     except FlatoutError as error:
         if not error.quiet:
-            (folder / "error.json").write_text(json.dumps([str(error), error.exit_code]), encoding="utf-8")
+            told = [str(error), error.exit_code, error.details]
+            (folder / "error.json").write_text(json.dumps(told), encoding="utf-8")
         leave(error.exit_code)
     leave(0)
 

@@ -11,8 +11,8 @@ from flatout.config.schema import CostConfig, DataConfig
 from flatout.cost import Usage, load_catalogue, usage_cost
 from flatout.data.loading.staging import is_remote
 from flatout.data.source.dataset import Dataset, open_dataset
+from flatout.data.source.pack_writer import LABELS, unpack, write_pack
 from flatout.data.source.pack_writer import PackOptions as PackOptions
-from flatout.data.source.pack_writer import unpack, write_pack
 from flatout.errors import ConfigError, DataError, NoSpace
 from flatout.machine.budgets import free_bytes
 from flatout.training.display import Display
@@ -63,7 +63,9 @@ def unpack_dataset(source: str, target: Path, quiet: bool) -> dict[str, Any]:
     dataset = open_dataset(DataConfig(path=source))
     if dataset.train.shapes(dataset.train.rows[:1]) is not None:
         raise DataError(f"{source} holds decoded pixels, not files; unpack a pack of mode original or resized")
-    return {"folder": str(target), **followed(unpack(dataset, target), dataset, "unpacking", quiet)}
+    done = followed(unpack(dataset, target), dataset, "unpacking", quiet)
+    labels = target / LABELS
+    return {"folder": str(target), "labels": str(labels) if labels.exists() else None, **done}
 
 
 def _pack(dataset: Dataset, target: Path, options: PackOptions, what: str, quiet: bool) -> dict[str, Any]:

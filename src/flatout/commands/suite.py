@@ -1,7 +1,8 @@
 """Run the experiments of a suite one after the other, each in a process of its own, and fill its table."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from flatout.analysis.mean_epoch import mean_epoch
 from flatout.analysis.suite import ExperimentOutcome, SuiteRow, suite_rows
+from flatout.commands.suite_predictions import predict_ahead, predicted_epoch
 from flatout.commands.training_processes import TrainingProcesses
 from flatout.config.loading import differences, load_config, parse_assignments
 from flatout.config.schema import Config
@@ -77,12 +79,14 @@ def run_suite(path: Path, assignments: list[str], folder: Path | None, quiet: bo
                     children.say(f"finished already: {plans[at].directory.root}")
                 else:
                     to_run.append(at)
+            reference = _reference(outcomes)
+            if reference is not None:
+                predict_ahead(reference, [plans[at].config for at in to_run])
             ended = children.train_together([_arguments(suite, plans[at], actions[at]) for at in to_run])
             for at, failure in zip(to_run, ended, strict=True):
                 outcomes[at] = _outcome(plans[at], failure)
-            _write(suite, folder, [each for each in outcomes if each is not None])
-    found = [each for each in outcomes if each is not None]
-    return SuiteResult(folder, suite.name, suite_rows(found, suite.columns), children.interrupted)
+            _write(suite, folder, _rows(suite, plans, outcomes))
+    return SuiteResult(folder, suite.name, _rows(suite, plans, outcomes), children.interrupted)
 
 
 def print_suite(result: SuiteResult) -> None:
@@ -166,8 +170,23 @@ def _make(folder: Path) -> None:
         raise RunDirectoryError(f"cannot make {folder}: {error.strerror}; choose another --runs DIR") from None
 
 
-def _write(suite: Suite, folder: Path, outcomes: list[ExperimentOutcome]) -> None:
-    rows = suite_rows(outcomes, suite.columns)
+def _reference(outcomes: Sequence[ExperimentOutcome | None]) -> Run | None:
+    """What the others are predicted from: the first experiment, once it has ended well."""
+    first = outcomes[0] if outcomes else None
+    return first.run if first is not None and first.epoch is not None and first.cause is None else None
+
+
+def _rows(suite: Suite, plans: Sequence[_Plan], outcomes: Sequence[ExperimentOutcome | None]) -> list[SuiteRow]:
+    """Of what has been run so far."""
+    reference, found = _reference(outcomes), []
+    for plan, each in zip(plans, outcomes, strict=True):
+        if each is not None:
+            predicted = None if reference is None else predicted_epoch(reference, plan.config)
+            found.append(replace(each, predicted_seconds=predicted))
+    return suite_rows(found, suite.columns)
+
+
+def _write(suite: Suite, folder: Path, rows: list[SuiteRow]) -> None:
     write_text(folder / "table.md", as_markdown(suite.name, rows))
     write_text(folder / "table.html", as_html(suite.name, rows))
     write_json(folder / "table.json", as_json(suite.name, rows))

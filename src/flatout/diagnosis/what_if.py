@@ -44,6 +44,8 @@ class Prediction:
     break_even_epochs: int | None = None
     notes: tuple[str, ...] = ()
     """What the figures do not say: sentences for people."""
+    whole_epoch: Interval | None = None
+    """With its validation, checkpoints and share of what the first takes longer: what tables call the actual epoch."""
     _repr_html_ = html_of
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Prediction:
             "step": self.step,
             "samples_per_second": self.samples_per_second,
             "epoch": self.epoch,
+            "whole_epoch": self.whole_epoch,
             "run": self.run,
             "usd": self.usd,
             "memory": self.memory,
@@ -81,6 +84,7 @@ def predict(calibration: Calibration, changes: Mapping[str, Any]) -> Prediction:
         None if calibration.usd_per_hour is None else run * (calibration.usd_per_hour / 3600),
         _memory(calibration, job),
         warm.limit,
+        whole_epoch=_widened(calibration, "run", parts.whole_epoch_seconds()),
     )
 
 
@@ -191,6 +195,11 @@ def _startup(calibration: Calibration, job: WhatIfJob) -> Interval:
 def _validation(calibration: Calibration, job: WhatIfJob, epochs: int) -> float:
     """Mean of all. Where loading sets the pace, it does here too, until a stage has the samples after the first."""
     seconds, before = calibration.validation_seconds, calibration.settings.stage
+    if calibration.limit != "loading" and job.settings.batch_size != calibration.settings.batch_size:
+        each = [
+            job.device.step_seconds(size) / size for size in (job.settings.batch_size, calibration.settings.batch_size)
+        ]
+        seconds *= each[0] / each[1] if each[1] > 0 else 1.0
     if not calibration.remote or calibration.limit != "loading" or job.settings.stage == before or before != "off":
         return seconds
     times = max(1, math.ceil(epochs / job.settings.validate_every))

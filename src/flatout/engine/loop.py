@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatout.config.schema import Config
-from flatout.config.tasks import metric_named
+from flatout.config.tasks import TASKS, metric_named
 from flatout.data.batch import AnyBatch, BatchSource
 from flatout.decisions.compute import choose_log_interval
 from flatout.engine.copying import Copies, Feed, copies_for
@@ -22,7 +22,7 @@ from flatout.engine.parameters import group_rates, set_rates
 from flatout.engine.precision import LEAST_SCALE, Seen
 from flatout.engine.progress import EpochRecord, Progress, Record, StepRecord, UsedBatch
 from flatout.engine.schedules import learning_rate, warmup_steps
-from flatout.errors import NotFinite, RunFailed
+from flatout.errors import ConfigError, NotFinite, RunFailed
 from flatout.sampling import ids_digest
 from flatout.tasks.protocol import JudgesSamples, Sums, Task
 from flatout.timeline import Recorder
@@ -327,6 +327,10 @@ def _judge(job: Job, metrics: dict[str, float]) -> None:
     progress, name = job.progress, job.config.checkpoint.metric
     progress.metrics = metrics
     value = metrics.get(name)
+    if value is None and job.config.task not in TASKS:  # which metrics there are, only its author knew
+        raise ConfigError(
+            f"checkpoint.metric is {name}, but {job.config.task} gives {', '.join(metrics)}; use one of them"
+        )
     if value is None:
         return
     higher = metric_named(name).higher_is_better

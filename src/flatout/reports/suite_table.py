@@ -31,6 +31,7 @@ _REASONS = {
 _WRITERS: dict[str, Callable[[Any], str]] = {
     "time per batch": format_seconds,
     "estimated epoch": format_seconds,
+    "predicted epoch": format_seconds,
     "actual epoch": format_seconds,
     "memory": format_bytes,
 }

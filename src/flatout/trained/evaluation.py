@@ -57,9 +57,7 @@ class _Heard(nn.Module):
 class _Listening:
     """The task as training validates with it; keeps labels, ids and probabilities of every batch on the way."""
 
-    def __init__(
-        self, task: Task, outputs: NamesOutputs | None, advance: Advance, looks: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, task: Task, outputs: NamesOutputs | None, advance: Advance, looks: Sequence[str] = ()) -> None:
         self._task = task
         self._looks = looks
         self._outputs = outputs  # None where there is no class for each sample: then only figures are kept

@@ -32,7 +32,7 @@ def launch_ranks(module: str, config: Config, ranks: int, directory: RunDirector
     """Returns when all ranks are done; raises what they ended with.
 
     Each rank is `python -m module FOLDER PARENT`: the folder holds config.yaml and options.json, and a rank that fails
-    leaves [message, exit code] there as error.json.
+    leaves [message, exit code, details] there as error.json.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -102,8 +102,10 @@ def _signals_once(stop_now: Callable[[], None]) -> Iterator[None]:
 def _said_by_rank(folder: Path) -> FlatoutError | None:
     if not (folder / "error.json").exists():
         return None
-    message, code = json.loads((folder / "error.json").read_text(encoding="utf-8"))
-    return EndedBySomeRank(message, code)
+    message, code, details = json.loads((folder / "error.json").read_text(encoding="utf-8"))
+    error = EndedBySomeRank(message, code)
+    error.details = tuple(details)
+    return error
 
 
 def _stopped(number: signal.Signals, directory: RunDirectory) -> FlatoutError:

@@ -171,6 +171,21 @@ def test_numbers_without_names_keep_their_order(tmp_path: Path) -> None:
     assert dataset.classes == tuple(f"{number:02d}" for number in range(12))
 
 
+def test_images_of_parquet_that_have_no_names_have_an_ending(tmp_path: Path) -> None:
+    """So that they are images again where they are written as files."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    images = [{"bytes": FILES[name], "path": None} for name in list(FILES)[:4]]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array(images, kind), "label": [0, 1, 0, 1]})
+    parquet.write_table(table, tmp_path / "train.parquet")
+    found = open_dataset(DataConfig(path=str(tmp_path)))
+    assert {name.rsplit(".", 1)[-1] for name in (*found.train.names, *(found.val.names if found.val else ()))} == {
+        "jpg"
+    }
+
+
 def test_what_was_unpacked_of_parquet_is_proven_by_its_file(tmp_path: Path) -> None:
     made.write_parquet(tmp_path / "set/train.parquet", FILES, "train")
     first = opened(tmp_path / "set")

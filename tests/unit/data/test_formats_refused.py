@@ -217,6 +217,24 @@ def test_parquet_without_its_images(tmp_path: Path) -> None:
     refused(tmp_path / "a.parquet", "row 0 has no bytes of its image, only the path 'a.jpg'")
 
 
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["a-0.tar.gz"], "decompress it first: gunzip"),
+        (["train/data-0.arrow", "train/state.json", "validation/data-0.arrow"], r"to_parquet\('train.parquet'\)"),
+        (["train/index.json", "train/shard.00000.mds.zstd"], "it is compressed .zstd.: decompress the shards first"),
+    ],
+)
+def test_what_nobody_reads_in_place_is_said_with_what_to_do(tmp_path: Path, names: list[str], says: str) -> None:
+    shard = {
+        "column_names": ["image", "label"], "column_encodings": ["jpeg", "int"], "column_sizes": [None, 8],
+        "compression": "zstd", "raw_data": {"basename": "shard.00000.mds"},
+    }  # fmt: skip
+    index = json.dumps({"version": 2, "shards": [shard]}).encode()
+    made.write_files(tmp_path / "set", {name: index if name.endswith("index.json") else b"x" for name in names})
+    refused(tmp_path / "set", says)
+
+
 def test_validation_images_of_imagenet_without_their_classes(tmp_path: Path) -> None:
     made.write_files(tmp_path, made.imagenet_downloads(made.imagenet_files(), nested=False, truth=""))
     refused(tmp_path, r"has validation images but not their classes; put LOC_val_solution.csv")

@@ -105,7 +105,7 @@ def test_what_is_no_weights_is_refused_and_changes_nothing(tmp_path: Path, capsy
     (tmp_path / "empty.pt").write_bytes(b"")
     for name, said in {
         "trap.pth": r"holds more than tensors.*python -c .*weights_only=False",
-        "none.pth": "holds no weights, but a; save a state_dict",
+        "none.pth": "holds a, and no weights; save a state_dict",
         "stem.pth": r"'conv1.weight' is \[8, 3, 3, 3\] in the model and the file has \[8, 3, 7, 7\].*model.stem",
         "nowhere.pth": r"fits the model in 0 of \d+ tensors: .* does not have it, but has 'bias'",
         "text.pth": "text.pth (holds more than tensors|is not a readable torch file)",

@@ -160,6 +160,22 @@ def test_a_small_batch_is_told_what_a_larger_one_would_bring():
     assert advice(option(batch=256), "data.batch_size") is None
 
 
+def test_weights_too_large_for_one_card_are_sharded_over_several():
+    def large(narrow: bool, checkpointing: bool) -> TracedWork:
+        told = work(narrow, checkpointing)
+        return replace(
+            told, memory={**told.memory, "weights": Line(9e9, 0), "optimizer": Line(9e9, 0)}, gradient_bytes=9e9
+        )
+
+    four = machine("g4dn.12xlarge", gpus=4, vcpus=48.0)
+    told = option(four, works=large, batch=8)
+    assert told.fits
+    modes = [change.value for change in told.changes if change.key == "parallel.mode"]
+    assert modes == ["fsdp"]
+    assert not option(works=large, batch=8).fits
+    assert [c.value for c in option(four, sharded=True).changes if c.key == "parallel.mode"] == []
+
+
 def test_more_vcpus_than_workers_by_default_are_told_of():
     slow = replace(SAMPLES, decode_seconds=0.2)
     wide, narrow = (option(machine("g4dn.8xlarge", vcpus=cores), samples=slow) for cores in (64.0, 17.0))

@@ -37,7 +37,7 @@ def test_the_columns_of_story_e_and_chosen_ones() -> None:
     (row,) = suite_rows([outcome()], ["accuracy.top1", "config.data.workers", "no.such.key"])
     assert cells(row) == {
         "name": "one", "batch": "128", "workers": "2", "checkpointing": "yes", "DP": "no", "DDP": "yes",
-        "time per batch": "1 s", "estimated epoch": "10 s", "actual epoch": "14.5 s", "memory": "2 GB",
+        "time per batch": "1 s", "estimated epoch": "10 s", "predicted epoch": "n/a", "actual epoch": "14.5 s", "memory": "2 GB",
         "accuracy.top1": "25.0 %", "config.data.workers": "2", "no.such.key": "n/a", "comments": "why",
     }  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_a_failed_experiment_is_a_row_with_its_cause() -> None:
     assert cells(rows[1])["comments"] == "data.batch_size is 999 | too large; why"
     markdown = as_markdown("mine", rows)
     assert r"999 \| too large" in markdown
-    assert {line.count(" | ") for line in markdown.splitlines() if line.startswith("| two")} == {11}
+    assert {line.count(" | ") for line in markdown.splitlines() if line.startswith("| two")} == {12}
 
 
 def test_the_difference_is_explained_largest_first() -> None:

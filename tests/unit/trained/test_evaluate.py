@@ -130,7 +130,8 @@ def test_what_cannot_be_evaluated_is_refused(learned: Path, tmp_path: Path) -> N
         (RunDirectoryError, "no run in", {"run": tmp_path}),
         (ConfigError, "no weights at", {"run": learned, "checkpoint": "nowhere.safetensors"}),
         (ConfigError, "unknown view 'odd'", {"run": learned, "view": "odd"}),
-        (DataError, "there is no folder", {"run": learned, "out": tmp_path / "no" / "page.html"}),
+        (ConfigError, "there is no folder", {"run": learned, "out": tmp_path / "no" / "page.html"}),
+        (ConfigError, "it is a folder; name a file in it", {"run": learned, "out": tmp_path}),
     ]
     for kind, said, arguments in cases:
         with pytest.raises(kind, match=said):

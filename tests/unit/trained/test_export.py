@@ -98,8 +98,8 @@ def test_a_wrong_mean_inside_the_graph_is_refused(
 ) -> None:
     right = formats.PixelsToChances
 
-    def wrong(model: Any, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
-        return right(model, (0.5, *mean[1:]), std)
+    def wrong(model: Any, outputs: Any, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+        return right(model, outputs, (0.5, *mean[1:]), std)
 
     monkeypatch.setattr(formats, "PixelsToChances", wrong)
     with pytest.raises(ExportRefused, match="nothing was written"):

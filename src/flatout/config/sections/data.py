@@ -51,7 +51,7 @@ class DataConfig(Section):
     balance: Annotated[Literal["off", "classes"], BeforeValidator(as_word)] = "off"
     """classes: an epoch draws equally often from every class (docs/data-layouts.md says what an epoch is then)."""
     class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = None
-    """Weight of each class in the training loss: auto is by the inverse of its number of samples; 1 where not named."""
+    """Weight of each class in the training loss: balanced is by the inverse of its samples; 1 where not named."""
     max_quarantine_share: float = Field(0.05, ge=0, le=1)
     """Stop when more than this share of an epoch's samples cannot be decoded."""
     batch_deadline_seconds: Seconds = Field(300.0, gt=0)

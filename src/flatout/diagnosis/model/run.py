@@ -33,9 +33,15 @@ class RunParts:
         return self.step * self.steps_per_epoch + self.epoch_gap
 
     def run_seconds(self) -> Interval:
-        once = self.startup + self.staging + self.cold_extra
+        return self.startup + self.staging + self._epochs_seconds()
+
+    def whole_epoch_seconds(self) -> Interval:
+        """A mean one with its validation, checkpoints and share of what the first takes longer."""
+        return self._epochs_seconds() * (1 / self.epochs)
+
+    def _epochs_seconds(self) -> Interval:
         evaluating = self.validation * self.validations + self.checkpoint * self.checkpoints
-        return once + self.epoch_seconds() * self.epochs + evaluating
+        return self.cold_extra + self.epoch_seconds() * self.epochs + evaluating
 
 
 def run_usd(seconds: Interval, usage_after: Callable[[float], Usage], price: Callable[[Usage], Ledger]) -> Interval:

@@ -12,7 +12,7 @@ import numpy as np
 from flatout.data.source.array_file import Arrays, pack_names, read_arrays, unpack_names, write_arrays
 from flatout.data.source.layouts import Layout
 from flatout.data.source.listing import ObjectTable, list_store
-from flatout.errors import DataError, StorageError
+from flatout.errors import DataError
 from flatout.machine.budgets import cache_folder
 from flatout.storage.archive_file import ArchiveFile
 from flatout.storage.local import FolderStore, TarStore

@@ -2,7 +2,7 @@
 
 import os
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import unquote, urlsplit
 
 from flatout.data.source.class_lists import refuse_empty_classes
@@ -34,6 +34,13 @@ from flatout.storage.tar_index import scan_tar
 DETECT = "detect"
 OBJECT_STORES = ("s3://", "gs://", "az://")
 _TELLING = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".mds", ".cls", ".json")
+_GZIP = "a compressed archive, and members are read by their offset; decompress it first: gunzip"
+_NOT_IN_PLACE = {
+    ".tar.gz": _GZIP,
+    ".tgz": _GZIP,
+    ".arrow": "as save_to_disk of `datasets` writes it; write parquet instead: "
+    "load_from_disk(FOLDER)['train'].to_parquet('train.parquet')",
+}
 _FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
@@ -69,6 +76,8 @@ def arrange(listing: Listing, layout: str, whole: bool = True) -> Arrangement:
         found = users_layout(layout, listing.entries, listing.names_text, listing.where)
         return Arrangement(listing.store, listing.entries, found)
     kind = _found(listing) if layout == DETECT else layout
+    if kind == BY_FOLDERS:
+        _refuse_others(listing)
     arranged = _ARRANGE[kind](listing)
     arranged.kind = kind
     if kind == BY_FOLDERS and whole:
@@ -87,7 +96,7 @@ def _found(listing: Listing) -> str:
         return "imagenet"
     visible = listing.visible()
     endings = {posixpath.splitext(name)[1].lower() for name in telling}
-    if ".mds" in endings and indexes_of(listing):
+    if (".mds" in endings or any(".mds." in name for name in visible)) and indexes_of(listing):
         return "mds"
     if endings & {".parquet", ".tar"} and not _has_images(visible):
         return "parquet" if ".parquet" in endings else "webdataset"
@@ -96,7 +105,17 @@ def _found(listing: Listing) -> str:
     return "table" if _labels_in_tables(listing, visible) else BY_FOLDERS
 
 
-def _has_images(names: list[str]) -> bool:
+def _refuse_others(listing: Listing) -> None:
+    """What people have and nobody can read in place, where there are no images beside it."""
+    if _has_images(listing.entries):
+        return
+    for ending, what in _NOT_IN_PLACE.items():
+        name = next((each for each in listing.entries if each.lower().endswith(ending)), None)
+        if name is not None:
+            raise DataError(f"{listing.where} holds {name}, {what}")
+
+
+def _has_images(names: Iterable[str]) -> bool:
     return any(holds_images([name]) and "." in posixpath.basename(name) for name in names)
 
 

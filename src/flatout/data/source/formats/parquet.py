@@ -81,7 +81,8 @@ def arrange_parquet(listing: Listing, files: list[str]) -> Arrangement:
         stem = os.path.splitext(os.path.basename(file))[0]
         for row, (end, label, own) in enumerate(zip(each.ends, each.labels, each.names, strict=True)):
             unique = own and not own.startswith(".") and taken[split, label, own] == 1
-            base = own if unique else f"{stem}-{row:06d}{os.path.splitext(own)[1]}"
+            ending = own if own.startswith(".") else os.path.splitext(own)[1]
+            base = own if unique else f"{stem}-{row:06d}{ending}"
             name = "/".join([*([split] if split else []), call(label), base])
             table[name] = Place(number, begin, end - begin, end - begin)
             digests[name] = each.digests[row]
