@@ -211,8 +211,7 @@ def look_at_dashboard(run: str = "tiny") -> None:
         for place in places:
             stack.enter_context(_replaced(*place))
         board, key = Board([Path()]), f"0/{run}"
-        allowed = guard.Guard("token", ("localhost",), True, "cookie")
-        pages = app.make_app(board, allowed, streams.Streams())
+        pages = app.make_app(board, guard.Guard("token", ("localhost",), True, "cookie"), streams.Streams())
         for address in (
             "/", f"/run/{key}", "/api/runs?column=train.lr", "/api/keys", f"/events/run/{key}", "/events/runs",
             f"/api/what-if/{key}?data.workers=2", f"/compare?run={key}&run=0/other", "/plans", "/suites",

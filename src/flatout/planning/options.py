@@ -14,7 +14,7 @@ from flatout.diagnosis.model.run import RunParts
 from flatout.diagnosis.model.step import step_seconds
 from flatout.planning.cards import Card
 from flatout.planning.data_path import DataFeed, Samples, automatic_workers, feed_of, store_name
-from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_share, speed_of
+from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_seconds, speed_of
 from flatout.planning.memory import MemoryParts, MemorySetup, largest_batch, memory_of
 from flatout.planning.work import TracedWork
 
@@ -152,8 +152,8 @@ def option_for(job: PlannedJob, machine: Machine, card: Card, spot: bool = False
     speed = speed_of(held.work, part, card, arithmetic, job.channels_last, job.model, job.correction)
     device = speed.seconds * held.setup.accumulate
     exposed = exposed_exchange(job.nodes, machine, card, held.work, device.value, held.setup.sharded)
-    host_cores = machine.gpus * host_share(held.work, speed.seconds.value)
-    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host_cores)
+    host = machine.gpus * held.setup.accumulate * host_seconds(held.work)
+    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host)
     global_batch = job.batch * ranks
     loading = Interval.exact(job.batch * machine.gpus) / feed.per_second
     step = Interval(

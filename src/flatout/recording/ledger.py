@@ -143,8 +143,8 @@ class ScriptLedger:
             self._begin_validation()
         else:
             self.book.begin(self._begin("forward"))
-            if not self._loader_trains:
-                self._call_samples = batch_samples(arguments) or self._call_samples
+            if grad_enabled and not self._loader_trains and not self._call_samples:  # its loss may be called next
+                self._call_samples = batch_samples(arguments)
 
     def _feeds_training(self) -> bool:
         """The newest batch is one of training: a pass without gradients over it is a teacher's, or bookkeeping."""
@@ -176,6 +176,7 @@ class ScriptLedger:
                 self._epoch += 1
         if not self._loader_trains:
             work.samples += self._call_samples
+            self._call_samples = 0
 
     def _train_on(self, use: LoaderUse) -> None:
         self.book.work.samples += use.take_trained()

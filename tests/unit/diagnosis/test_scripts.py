@@ -165,3 +165,10 @@ def test_memory_that_grew_until_the_command_ended_is_named() -> None:
     grown = (*(1e9 + 50e6 * second for second in seconds[:-1]), 4e7)
     told = explain_signals(replace(signals(seconds=seconds, resident_bytes=grown), script=script()))
     assert told.cause == "memory"
+
+
+def test_a_loss_that_grows_is_no_divergence_where_there_is_no_data() -> None:
+    grown = Finding("diverged", "diverged", "Training diverged: the loss grew from 2.36 to 20.40", (), Fix(""))
+    learning = replace(signals(), script=script(loader={}))
+    assert "diverged" not in [finding.id for finding in in_script_words(learning, [grown])]
+    assert "diverged" in [finding.id for finding in in_script_words(replace(learning, script=script()), [grown])]

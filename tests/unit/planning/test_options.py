@@ -160,6 +160,29 @@ def test_a_small_batch_is_told_what_a_larger_one_would_bring():
     assert advice(option(batch=256), "data.batch_size") is None
 
 
+def test_a_store_that_answers_late_limits_where_many_cores_decode():
+    far = replace(SAMPLES, store="s3", decode_seconds=0.002, augment_seconds=0.0)
+    feeds = [feed_of(far, machine(vcpus=cores, network_gbps=25.0), 256, 10, cached=False) for cores in (1.0, 64.0)]
+    assert [feed.limit for feed in feeds] == ["decode", "store"]
+
+
+def test_receiving_takes_cores_too():
+    near, far = (
+        feed_of(replace(SAMPLES, store=store, bytes_each=500_000), machine(network_gbps=25.0), 256, 10, cached=False)
+        for store in ("memory", "s3")
+    )
+    assert far.limit == "decode"
+    assert far.per_second.value == pytest.approx(near.per_second.value * 0.004 / 0.005, rel=0.01)
+
+
+def test_launching_and_decoding_share_the_cores():
+    def per_second(host_seconds: float) -> float:
+        kept = replace(SAMPLES, store="memory")
+        return feed_of(kept, machine(), 256, 10, cached=False, host_seconds=host_seconds).per_second.value
+
+    assert per_second(256 * 0.004 / 0.85) == pytest.approx(per_second(0.0) / 2)  # a vCPU there has 0.85 of one here
+
+
 def test_weights_too_large_for_one_card_are_sharded_over_several():
     def large(narrow: bool, checkpointing: bool) -> TracedWork:
         told = work(narrow, checkpointing)
