@@ -259,7 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     found = run(arguments.seed, arguments.cases, arguments.seconds, published_paces(arguments.paces))
-    errors = [abs(told / rate - 1) for _, (told, _, rate, _) in found]
+    errors = [abs(rate / told - 1) for _, (told, _, rate, _) in found]
     right = sum(limit == seen for _, (_, limit, _, seen) in found)
     out = [
         "# Whole plans beside emulated runs", "",
