@@ -79,7 +79,7 @@ rehearse: $(DEV)
 fuzz: $(CORE)
 	$(BIN)/python tests/native_fuzz/run.py $(ROUNDS)
 
-# Every file of a run directory, damaged, against every command that reads it; `make test` does a few hundred rounds.
+# Every file of runs, inputs, datasets and caches, damaged, against every command that reads it; `make test` does 200 rounds.
 fuzz-files: ROUNDS ?= 20000
 fuzz-files: $(DEV)
 	nice $(BIN)/python tests/fuzz/files_fuzz.py $(ROUNDS) --result benchmarks/results/$$(date +%F)-fuzz-files.md

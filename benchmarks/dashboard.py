@@ -27,6 +27,7 @@ from playwright.sync_api import Page, sync_playwright
 from dated_results import publish
 
 COMMAND = [sys.executable, "-c", "from flatout.cli.main import run; run()"]
+_WATCHED_SECONDS = 20.0
 STEP = "1,{n},{epoch},{index},256,356fd14afc5119fe,{loss},0.1,0.1234567890123,0.00123456789,{time},0.0123456789\r\n"
 
 
@@ -36,21 +37,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--starts", type=int, default=5, help="Of the server, each with a page of its own.")
-    parser.add_argument("--recipe", type=Path, help="A recipe that trains: watched and not, in turns.")
+    parser.add_argument(
+        "--recipe", type=Path, action="append", default=[], help="What trains, watched and not, in turns."
+    )
+    parser.add_argument("--watched-only", action="store_true", help="Leave the pages out; a result of its own.")
     parser.add_argument("--slices", type=int, default=60, help="Of the watched run, half of them watched.")
     parser.add_argument("--slice-seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "runs"
-        for number in range(args.runs):
-            copy_small(args.run, folder / f"run-{number:04}")
-        make_long(args.run, folder / "long", args.steps)
-        lines = list(measure(folder, args))
-        if args.recipe is not None:
-            lines += watched_training(args, Path(scratch) / "watched" / "run")
+        lines = [] if args.watched_only else list(measure(Path(scratch) / "runs", args))
+        for recipe in args.recipe:
+            lines += watched_training(recipe, args, Path(scratch) / recipe.stem / "run")
     text = "\n".join(["| what | measured |", "|---|---|", *lines]) + "\n"
-    publish("dashboard", "The dashboard", text, args.out)
+    publish(f"dashboard{'-watched' if args.watched_only else ''}", "The dashboard", text, args.out)
 
 
 def copy_small(run: Path, target: Path) -> None:
@@ -71,6 +71,9 @@ def make_long(run: Path, target: Path, steps: int) -> None:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> Iterator[str]:
+    for number in range(args.runs):
+        copy_small(args.run, folder / f"run-{number:04}")
+    make_long(args.run, folder / "long", args.steps)
     with sync_playwright() as driver:
         options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=options)
@@ -177,44 +180,47 @@ def spread(seconds: Any) -> str:
     return f"{write(statistics.median(seconds))}, {write(max(seconds))}"
 
 
-def watched_training(args: argparse.Namespace, run: Path) -> list[str]:
+def watched_training(recipe: Path, args: argparse.Namespace, run: Path) -> list[str]:
     """One run on all cores. A dashboard and a reader of its stream are let go on and stopped in turns of some seconds;
     steps per second of neighbouring slices are compared, so that a machine whose speed drifts does not decide."""
     run.parent.mkdir(parents=True)
     never = [f"--set={key}=100000" for key in ("train.epochs", "validate.every_epochs", "checkpoint.every_epochs")]
-    command = [*COMMAND, "train", str(args.recipe.resolve()), "--run", str(run), "--json", *never]
+    command = [*COMMAND, "train", str(recipe.resolve()), "--run", str(run), "--json", *never]
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not (run / "steps.csv").exists() or (run / "steps.csv").read_bytes().count(b"\n") < 50:
             time.sleep(0.2)
         with Server(run.parent) as server:
             threading.Thread(target=read_stream, args=(f"{server.address}/events/run/0/run",), daemon=True).start()
-            time.sleep(5)
-            edges, used = turns(server, args.slices, args.slice_seconds)
+            time.sleep(5)  # the first look reads all there is
+            used = server.cpu_seconds()
+            time.sleep(_WATCHED_SECONDS)
+            share = (server.cpu_seconds() - used) / _WATCHED_SECONDS
+            edges = turns(server, args.slices, args.slice_seconds)
     finally:
         training.terminate()
         training.wait()
     rates = slice_rates(run / "steps.csv", edges)
     ratios = [rates[n] / rates[n + 1] if n % 2 == 0 else rates[n + 1] / rates[n] for n in range(len(rates) - 1)]
     mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(rates[::2]) ** 0.5
-    watched_seconds = args.slice_seconds * args.slices / 2
+    sys.stderr.write(f"{recipe.stem}: steps/s by slice {' '.join(f'{rate:.2f}' for rate in rates)}\n")
     return [
-        f"| steps/s of a watched run over the same run not watched, {args.slices} slices of {args.slice_seconds:g} s in turns "
+        f"| {recipe.stem}: steps/s while watched over not watched, {args.slices} slices of {args.slice_seconds:g} s in turns "
         f"| {mean:.4f} (standard error {error:.4f}) |",
-        f"| CPU of the dashboard while a run is watched | {100 * used / watched_seconds:.2f} % of one core |",
+        f"| {recipe.stem}: CPU of the dashboard, watched for {_WATCHED_SECONDS:g} s | {100 * share:.2f} % of one core |",
     ]
 
 
-def turns(server: Server, slices: int, seconds: float) -> tuple[list[float], float]:
-    """Begin of every slice and the end of the last; the first is watched. And the CPU seconds of the server meanwhile."""
-    edges, before = [], server.cpu_seconds()
+def turns(server: Server, slices: int, seconds: float) -> list[float]:
+    """Begin of every slice and the end of the last; the first is watched."""
+    edges = []
     for number in range(slices):
         server.process.send_signal(signal.SIGSTOP if number % 2 else signal.SIGCONT)
         edges.append(time.time())
         time.sleep(seconds)
     edges.append(time.time())
     server.process.send_signal(signal.SIGCONT)
-    return edges, server.cpu_seconds() - before
+    return edges
 
 
 def slice_rates(steps: Path, edges: list[float]) -> list[float]:

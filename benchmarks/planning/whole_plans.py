@@ -26,24 +26,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+import numpy as np  # noqa: E402
+import psutil  # noqa: E402
 from rows import SHARED  # noqa: E402
 
 from flatout.commands.planned_data import Costs, Sizes, measure_costs, write_pictures  # noqa: E402
 from flatout.config.loading import load_config  # noqa: E402
 from flatout.cost.machines import Machine  # noqa: E402
 from flatout.diagnosis.model.step import step_seconds  # noqa: E402
-from flatout.planning.data_path import STORES, Samples, StoreClass, feed_of  # noqa: E402
+from flatout.planning.data_path import STORES, DataFeed, Samples, StoreClass, feed_of  # noqa: E402
+from flatout.planning.estimate import LOOP_SECONDS  # noqa: E402
 from flatout.tasks.setup import open_task  # noqa: E402
 from servers.faults import Faults  # noqa: E402
 from servers.proxy_client import FaultProxy  # noqa: E402
 from servers.s3 import S3Server  # noqa: E402
 
-BATCH, COUNT, IN_FLIGHT = 64, 1024, 64
+BATCH, COUNT, IN_FLIGHT, FETCHERS = 32, 1024, 64, 4
 PICTURES = Sizes(COUNT, 0, 2, 300_000, 900, 675)
 """Large enough that one core decodes fewer than most cards take."""
 WARMING_SECONDS, WATCHED_SECONDS = 3.0, 8.0
 NO_TIE = 1.15
-"""Device and data are at least so far apart in what is drawn: of a tie nobody could say which limits."""
+"""Device, cores and store are at least so far apart in what is drawn: of a tie nobody could say which limits."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def draw(seed: int, number: int, paces: dict[str, float]) -> Case:
     if number % 2 == 0:
         return Case(card, paces[card], 1 + number // 2 % 2, None)
     latency = round(0.005 * 100 ** chance.random(), 3)
-    link = round(10e6 * 6 ** chance.random(), -6) if number % 4 == 3 else None
+    link = round(40e6 * 4 ** chance.random(), -6) if number % 4 == 3 else None
     return Case(card, paces[card], 1, Faults(latency_seconds=latency, bytes_per_second=link))
 
 
@@ -113,11 +116,12 @@ def look_around(data: Path) -> Here:
     with pinned({cores[0]}):
         began = time.monotonic()
         for number in range(32):
-            split.read([number])
+            split.read(np.array([number]))
         answer = (time.monotonic() - began) / 32
+        batches = np.arange(len(split)).reshape(-1, BATCH)  # as the loader asks: whole batches, a few at once
         began, busy = time.monotonic(), time.process_time()
-        with ThreadPoolExecutor(IN_FLIGHT) as readers:
-            list(readers.map(lambda number: split.read([number]), range(len(split))))
+        with ThreadPoolExecutor(FETCHERS) as readers:
+            list(readers.map(split.read, batches))
         rate = len(split) / (time.monotonic() - began)
         reading = (time.process_time() - busy) / len(split)
     each = statistics.fmean(path.stat().st_size for path in data.glob("*/*.jpg"))
@@ -135,21 +139,28 @@ def settings(path: str, pace: float) -> dict[str, object]:
 
 
 def predicted(case: Case, here: Here) -> tuple[float, str, float]:
-    """Samples a second, the limit, and how far apart device and data are."""
-    costs = here.by_cores[case.cores]
-    samples = Samples(COUNT, 0, here.bytes_each, costs.decode, costs.augment, 0.0, "measured here", "nvme")
+    """Samples a second, the limit, and by how much the next one is further away."""
+    costs, store = here.by_cores[case.cores], "local"
+    alone = [case.pace]
+    samples = Samples(COUNT, 0, here.bytes_each, costs.decode, costs.augment, 0.0, "measured here")
     if case.faults is not None:
-        name, link = f"s3 {case.store}", case.faults.bytes_per_second or float("inf")
+        store, link = f"s3 {case.store}", case.faults.bytes_per_second or float("inf")
         cap = min(link, here.store_per_second * here.bytes_each)
-        STORES[name] = StoreClass(
-            name, here.answer_seconds + case.faults.latency_seconds, float("inf"), cap, IN_FLIGHT, remote=True
-        )
-        samples = replace(samples, store=name, decode_seconds=costs.decode + here.reading_seconds)
-    machine = Machine("here", "own", case.card, 1, float(case.cores), None, None, None, 1000.0, None, "here", "n/a")
-    feed = feed_of(samples, machine, BATCH, 1000, cached=False, host_cores=0.05)
+        latency, receiving = here.answer_seconds + case.faults.latency_seconds, here.reading_seconds / here.bytes_each
+        STORES[store] = StoreClass(store, latency, float("inf"), cap, IN_FLIGHT, True, receiving)
+        alone.append(min(cap / here.bytes_each, IN_FLIGHT / latency))
+    feed = feed_on(case, replace(samples, store=store))
+    alone.append(case.cores / (costs.seconds + (here.reading_seconds if case.faults is not None else 0.0)))
     device, loading = BATCH / case.pace, BATCH / feed.per_second.value
     limit = "device" if device >= loading else feed.limit
-    return BATCH / step_seconds(device, 0.0, loading), limit, max(device / loading, loading / device)
+    slowest, second = sorted(alone)[:2]
+    return BATCH / step_seconds(device, 0.0, loading), limit, second / slowest
+
+
+def feed_on(case: Case, samples: Samples) -> DataFeed:
+    memory = psutil.virtual_memory().total / 2**30
+    machine = Machine("here", "own", case.card, 1, float(case.cores), memory, None, None, 1000.0, None, "here", "n/a")
+    return feed_of(samples, machine, BATCH, 1000, cached=False, host_seconds=LOOP_SECONDS)
 
 
 def train(case: Case, path: str, folder: Path, steps: int) -> tuple[float, float]:
@@ -164,7 +175,7 @@ def train(case: Case, path: str, folder: Path, steps: int) -> tuple[float, float
     with (folder / "run" / "steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     start = float(rows[0]["time_unix"]) + WARMING_SECONDS
-    warm = [row for row in rows if float(row["time_unix"]) >= start]
+    warm = [row for row in rows[FETCHERS:] if float(row["time_unix"]) >= start]
     seconds = float(warm[-1]["time_unix"]) - float(warm[0]["time_unix"])
     waited = sum(float(row["data_wait_seconds"]) for row in warm[1:]) / seconds
     return sum(int(row["samples"]) for row in warm[1:]) / seconds, waited

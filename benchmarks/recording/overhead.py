@@ -29,8 +29,8 @@ from flatout.recording.patches import Hooks
 
 SCRIPT = Path(__file__).with_name("step_script.py")
 FLATOUT = Path(sys.executable).with_name("flatout")
-BLOCK, BLOCKS = 50, 12
-SHAPES = ((64, 4, 8, 4000), (64, 60, 8, 1000), (256, 20, 192, 200))
+BLOCK, BLOCKS = 50, 10
+SHAPES = ((64, 4, 8, 4000), (64, 60, 8, 1000), (256, 20, 256, 200))
 """Width, layers, batch, steps."""
 
 
@@ -81,7 +81,8 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) 
 
 
 def hooks_alone(width: int, layers: int, batch: int) -> str:
-    """CPU time of the training thread in blocks of bare and hooked steps by turns."""
+    """CPU time of the training thread in blocks of bare and hooked steps by turns; after each change a block does not
+    count, because Python learns its types anew."""
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.randn(BLOCK * batch, width), torch.randint(0, 10, (BLOCK * batch,))), batch)
     net = nn.Sequential(
@@ -93,9 +94,11 @@ def hooks_alone(width: int, layers: int, batch: int) -> str:
         (Path(folder) / FOLDER).mkdir()
         ledger = ScriptLedger(Path(folder), time.perf_counter())
         for _ in range(BLOCKS):
+            steps(net, optimizer, loader)
             bare = steps(net, optimizer, loader)
             hooks = Hooks(ledger)
             hooks.install()
+            steps(net, optimizer, loader)
             added.append(steps(net, optimizer, loader) - bare)
             hooks.remove()
             bare_all.append(bare)

@@ -145,6 +145,7 @@ INVENTED = (
         "RESIDUAL_HEAVY",
     ),
     Scenario("a sample that cannot be read", "--bad-sample 100", "unexplained", "cannot identify image file"),
+    Scenario("an iterator for every batch", "--iterate-anew", "epoch-start", "iter(loader)", "INPUT_BOUND"),
     Scenario("hangs", "--hang-after 30", "unexplained", "train_script.py", ended_after=25.0),
 )
 
@@ -156,7 +157,7 @@ def make_jpegs(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     noise = np.random.default_rng(0)
     for number in range(8):
-        pixels = noise.integers(0, 255, (480, 480, 3), dtype=np.uint8)
+        pixels = noise.integers(0, 255, (800, 800, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=90)
 
 
@@ -183,7 +184,7 @@ def launch(scenario: Scenario, home: Path, folder: Path, traceml: Path | None) -
         launcher = launcher if scenario.ranks > 1 else [sys.executable]
         command = [str(FLATOUT), "record", "--run", str(folder / "run"), "--", *launcher, str(SCRIPT), *options]
     if scenario.link_mbit:
-        limit = f"tc qdisc add dev lo root tbf rate {scenario.link_mbit}mbit burst 64kb latency 400ms"
+        limit = f"tc qdisc add dev lo root tbf rate {scenario.link_mbit}mbit burst 512kb latency 400ms"
         command = ["unshare", "-n", "sh", "-c", f'ip link set lo up && {limit} && exec "$@"', "sh", *command]
     return command
 

@@ -52,7 +52,16 @@ for option, default in {
 }.items():
     parser.add_argument(f"--{option}", type=type(default), default=default)
 parser.add_argument("--jpegs", default="")
-for flag in ("no-loader", "persistent", "collect-garbage", "clip-by-hand", "eval-with-grad", "anomaly", "traceml"):
+for flag in (
+    "no-loader",
+    "iterate-anew",
+    "persistent",
+    "collect-garbage",
+    "clip-by-hand",
+    "eval-with-grad",
+    "anomaly",
+    "traceml",
+):
     parser.add_argument(f"--{flag}", action="store_true")
 options = parser.parse_args()
 
@@ -154,6 +163,12 @@ def random_batches():
         yield torch.rand(options.batch, options.width), torch.zeros(options.batch, dtype=torch.long)
 
 
+def batches_of(train):
+    if options.no_loader:
+        return random_batches()
+    return (next(iter(train)) for _ in range(options.epoch_batches)) if options.iterate_anew else train
+
+
 def clip_by_hand(parameters):
     total = 0.0
     for parameter in parameters:
@@ -227,7 +242,7 @@ def main():
     held_out = DataLoader(Samples(options.batch * max(1, options.validate)), options.batch)
     kept, steps, epoch, over, began = [], 0, 0, False, time.perf_counter()
     while not over:
-        for number, (x, y) in enumerate(random_batches() if options.no_loader else train):
+        for number, (x, y) in enumerate(batches_of(train)):
             with step_of(model):
                 if options.batch_spin:
                     spin(options.batch_spin)

@@ -73,7 +73,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], int]] = {  # dataset, settings, ranks
     "nodes": ("small", {**EMULATED, "model.width": 0.5, "parallel.mode": "ddp", "parallel.nodes": 2, "cost.count": 2, "train.max_steps": 12}, 1),
 }  # fmt: skip
 
-QUICK = {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0003, "train.epochs": 5}
+QUICK = {"emulated.base_seconds": 0.005, "emulated.seconds_per_sample": 0.0003, "train.epochs": 12}
 
 
 def _set(**settings: Any) -> Injected:

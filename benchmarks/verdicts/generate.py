@@ -120,7 +120,7 @@ def told(run: Path) -> dict[str, Any]:
     read = read_run(run)
     explained = explain(read)
     return {
-        "seconds": read.summary["time"]["wall_seconds"], "cause": explained.cause, "healthy": explained.healthy,
+        "status": read.status, "seconds": read.summary["time"]["wall_seconds"], "cause": explained.cause, "healthy": explained.healthy,
         "verdict": explained.verdict, "findings": [finding.to_dict() for finding in explained.findings],
         "fix": fixing_changes(read, explained),
     }  # fmt: skip
@@ -134,6 +134,8 @@ def scenario_row(player: Player, seed: int, fixes: bool) -> dict[str, Any]:
            "strengths": [_strength(each) for _, each in drawn.causes], "variation": _strength(drawn.variation),
            "ambient_cores": ambient, "busy": ambient > BUSY_CORES, "load": os.getloadavg()[0], "commit": current_commit()}  # fmt: skip
     row |= player.play(drawn.job, drawn.without(), name)
+    if row["status"] == "failed" and not any(cause.decides for cause, _ in drawn.causes):
+        raise RuntimeError(f"seed {seed} was to be slow, and failed: {row['verdict']}")
     row["without"] = {cause.name: _without(player, drawn, cause.name) for cause, _ in drawn.causes if not cause.decides}
     row |= judged(row, [cause for cause, _ in drawn.causes])
     row["fixes"] = list(_fixed_runs(player, drawn, row)) if fixes else []

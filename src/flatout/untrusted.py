@@ -28,6 +28,7 @@ MAX_RECIPE_BYTES = 2**19
 MAX_RECORD_BYTES = 2**25  # summary.json and its like
 MAX_TABLE_BYTES = 2**30  # a million steps are 120 MB
 MAX_CHECKPOINT_BYTES = 2**40
+MAX_ARRAYS_BYTES = 2**32  # identity.npz and its like: 10 million samples are 1 GB
 MAX_LINE_CHARACTERS = 2**20
 _MAY_BE_ODD = re.compile(r"[eE]\+?\d|\d{30}|\\u[dD][89a-fA-F]")  # a very large number, half a character
 _SHORT = reprlib.Repr()
@@ -83,6 +84,18 @@ def read_text(path: Path, max_bytes: int, errors: str = "strict", newline: str |
         raise
     except (OSError, ValueError) as error:
         raise BadFile(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """As `read_text`, of any content."""
+    try:
+        require_regular(path, max_bytes)
+        with path.open("rb") as file:
+            return file.read(max_bytes)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}") from None
 
 
 def read_lines(path: Path, max_bytes: int = 64 * MAX_TABLE_BYTES) -> Iterator[str]:
@@ -143,7 +156,7 @@ def parse_yaml(text: str, where: object) -> Any:
     if len(text) > MAX_RECIPE_BYTES:
         raise BadFile(f"cannot read {where}: more than {format_bytes(MAX_RECIPE_BYTES)}; is it the right file?")
     try:
-        value = yaml.load(text, _QUICK) if _is_simple(text) else _BoundedLoader(text).get_single_data()  # noqa: S506
+        value = (_QUICK if _is_simple(text) else _BoundedLoader)(text).get_single_data()
     except RecursionError:
         raise _too_deep(where) from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # PyYAML raises all of them

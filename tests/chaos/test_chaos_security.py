@@ -1,12 +1,16 @@
 """Rules of docs/faults.md that only real processes can prove: who listens where, what a recipe may do, what is warned of."""
 
+import shutil
 import sys
 from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
+from flatout.commands.dashboard import Board
+from flatout.commands.dashboard_run import WatchedRuns
 from namespaces import island, why_not
 from ranks import free_port
 from training import DEADLINE_SECONDS, command, row_count, start, summary, wait_until, write_recipe
@@ -75,3 +79,32 @@ def test_a_store_at_a_public_address_is_warned_of(work: Path, shapes: Path) -> N
     assert codes == [0, 0], said
     assert said.count("WARNING: the ranks meet at 8.8.8.8:29500, a public address") == 1
     assert summary(run)["world_size"] == 2
+
+
+def test_looking_at_a_run_loads_no_code_that_it_names(work: Path, uninterrupted: Path) -> None:
+    """Its directory may come from anywhere; only those commands that build its model run what it names."""
+    for name in ("theirs", "whole"):
+        shutil.copytree(uninterrupted, work / name, symlinks=True)
+    (work / "evil.py").write_text(f"open({str(work / 'made')!r}, 'w')\ndef X(*a, **k): raise SystemExit\n")
+    named = yaml.safe_load((work / "theirs/config.yaml").read_text())
+    named |= {"model": {"name": "./evil.py:X"}, "trackers": ["./evil.py:X"], "validate": {"metrics": ["./evil.py:X"]}}
+    named["data"] |= {"layout": "./evil.py:X"}
+    named["train"] |= {"loss": "./evil.py:X", "optimizer": "./evil.py:X", "schedule": "./evil.py:X"}
+    (work / "theirs/config.yaml").write_text(yaml.safe_dump(named))
+    looking = (
+        "runs .",
+        "report theirs",
+        "explain theirs",
+        "compare theirs whole",
+        "predict theirs --if data.workers=2",
+    )
+    for words in (*looking, "config show theirs/config.yaml"):
+        command(*words.split(), cwd=work)
+        assert not (work / "made").exists(), words
+    watched = WatchedRuns(Board([work]))
+    watched.board.rows()
+    for _ in range(2):
+        assert "theirs" in "".join(watched.fragments("0/theirs")[0].values())
+    assert not (work / "made").exists()
+    assert command("evaluate", "theirs", cwd=work).code == 2
+    assert (work / "made").exists(), "the canary is one"

@@ -1,4 +1,4 @@
-"""Damages the files of a real run directory, one at a time, and runs every command that reads them, in this process.
+"""Damages files of runs, inputs, datasets and caches, one at a time, and runs every command that reads them, in this process.
 
 python tests/fuzz/files_fuzz.py [ROUNDS] [SEED] [--result FILE]
 
@@ -7,12 +7,11 @@ Each round must end in success or in one FlatoutError with exit code 2, within C
 
 import argparse
 import contextlib
-import copy
 import faulthandler
 import io
-import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,183 +23,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
+from damage import as_something_else, mutated
+from scenes import make_material, scenes
 
 from flatout.cli import register
-from flatout.cli.main import app
-from flatout.engine import checkpoint
+from flatout.cli.main import about_a_file
 from flatout.errors import CheckpointCorrupt, FlatoutError
 
 ROOT = Path(__file__).parents[2]
 CPU_SECONDS = 20  # of one command, after which it hangs: they take a tenth of a second
-WALL_SECONDS = 300
-COMMANDS = {
-    "runs": ["runs", "."],
-    "runs --json": ["runs", ".", "--json"],
-    "report": ["report", "tiny"],
-    "report --markdown": ["report", "tiny", "--markdown"],
-    "report --trace": ["report", "tiny", "--trace"],
-    "explain": ["explain", "tiny"],
-    "explain --fix": ["explain", "tiny", "--fix", "fixed.yaml"],
-    "compare": ["compare", "tiny", "other"],
-    "predict": ["predict", "tiny", "--if", "data.workers=2"],
-    "predict --score": ["predict", ".", "--score"],
-    "config show": ["config", "show", "tiny/config.yaml"],
-}
-CHECKPOINTS: dict[str, Callable[[Path], object]] = {
-    "checkpoint list": checkpoint.list_saved,
-    "checkpoint newest": checkpoint.load_newest,
-    "checkpoint weights": lambda folder: checkpoint.load_tensors(sorted(folder.glob("step-*"))[-1]),
-}
-SKIPPED = {"lock", "log.txt", "report.html", "trace.json"}  # written or shown as they are, never parsed
-
-NASTY_VALUES: list[Any] = [
-    None, True, [], {}, [[]], {"": None}, "", "x", "\0", "\ud800", "é" * 300, "<script>", -1, 0, 1, 10**9, 2**63, 10**50,
-    -(10**400), 1e308, -1e308, 5e-324, float("inf"), float("nan"), 1.5, [1, "a"], {"value": "x"}, ["x"] * 50, "1e999",
-]  # fmt: skip
-NASTY_CELLS = ["", "inf", "-inf", "nan", "-1", "1e308", "-1e308", "1e999", "x", "9" * 400, "0x1f", "1_0", "٣", "\0", '"',
-               "0", " 5 ", "1.5", "=1+1", "a,b", "\n", "2" * 18]  # fmt: skip
-NASTY_TEXT = [b"[" * 5000, b"{" * 5000, b'{"a":' * 5000, b"&a [*a]", b"a: &a {b: *a}", b"- " * 500, b"\xff\xfe\0", b"null",
-              b"[]", b"1", b'"x"', b"", b"\n", b"{}", b"!!python/object:os.system x", b"%", b"\t", b"a: b: c",
-              b"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\n" + b"".join(b"c%d: &c%d [*b,*b,*b,*b,*b]\n" % (i, i) for i in range(9))]  # fmt: skip
-
+WALL_SECONDS = 120
+MOST_GROWTH_BYTES = 2**29  # of the peak of resident memory, in one round
+WARM_ROUNDS = 300  # until then memory grows for what is imported
 
 ended_early: list[bool] = []
 
 
 class Hangs(BaseException):
     """Not an Exception: nobody may catch it on the way."""
-
-
-def mutated(data: bytes, name: str, chance: random.Random) -> bytes:
-    kinds: list[Callable[[bytes, random.Random], bytes]] = [_bytes, _cut, _lines, _replaced]
-    if name.endswith((".json", ".yaml", ".jsonl")):
-        kinds += [_node] * 8
-    if name.endswith(".csv"):
-        kinds += [_cell] * 8
-    if name.endswith(".safetensors"):
-        kinds = [_bytes, _cut, _replaced, _header, _header]
-    for _ in range(chance.choice([1, 1, 1, 2, 4])):
-        data = chance.choice(kinds)(data, chance)
-    return data
-
-
-def _bytes(data: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(chance.randint(1, 8)):
-        if changed:
-            changed[chance.randrange(min(len(changed), 4000))] = chance.choice([0, 9, 34, 44, 45, 48, 57, 91, 123, 255])
-    return bytes(changed)
-
-
-def _cut(data: bytes, chance: random.Random) -> bytes:
-    at, end = sorted(chance.randrange(len(data) + 1) for _ in range(2))
-    return data[:at] + data[end:] if chance.random() < 0.5 else data[:at]
-
-
-def _lines(data: bytes, chance: random.Random) -> bytes:
-    lines = data.split(b"\n")
-    at = chance.randrange(len(lines))
-    match chance.randrange(3):
-        case 0:
-            del lines[at]
-        case 1:
-            lines.insert(chance.randrange(len(lines)), lines[at])
-        case _:
-            chance.shuffle(lines)
-    return b"\n".join(lines)
-
-
-def _replaced(data: bytes, chance: random.Random) -> bytes:
-    return chance.choice(NASTY_TEXT)
-
-
-def _node(data: bytes, chance: random.Random) -> bytes:
-    """One value anywhere in the tree becomes another one, of another type or size."""
-    lines = data.decode("utf-8", "replace").splitlines()
-    try:
-        if lines and lines[0].startswith('{"') and len(lines) > 1:  # JSON lines
-            at = chance.randrange(len(lines))
-            return "\n".join([*lines[:at], json.dumps(_changed(json.loads(lines[at]), chance)), *lines[at + 1 :], ""]).encode()  # fmt: skip
-        if data.lstrip()[:1] in (b"{", b"["):
-            return json.dumps(_changed(json.loads(data), chance)).encode("utf-8", "surrogatepass")
-        return yaml.safe_dump(_changed(yaml.safe_load(data), chance)).encode("utf-8", "surrogatepass")
-    except (ValueError, yaml.YAMLError, RecursionError, UnicodeError):
-        return _bytes(data, chance)
-
-
-def _changed(tree: Any, chance: random.Random) -> Any:
-    if chance.random() < 0.03:
-        return copy.deepcopy(chance.choice(NASTY_VALUES))
-    places: list[tuple[Any, Any]] = []
-    level = [tree]
-    while level and len(places) < 5000:  # what it was before may be a bomb of aliases
-        each = level.pop()
-        keys = list(each) if isinstance(each, dict) else range(len(each)) if isinstance(each, list) else []
-        places += [(each, key) for key in keys]
-        level += [each[key] for key in keys]
-    if places:
-        holder, key = chance.choice(places)
-        if chance.random() < 0.15 and isinstance(holder, dict):
-            del holder[key]
-        else:
-            holder[key] = copy.deepcopy(chance.choice(NASTY_VALUES))
-    return tree
-
-
-def _cell(data: bytes, chance: random.Random) -> bytes:
-    rows = [line.split(b",") for line in data.split(b"\n")]
-    column = chance.randrange(len(rows[0])) if chance.random() < 0.3 else None
-    value = chance.choice(NASTY_CELLS).encode()
-    for row in rows[1:] if column is not None else [chance.choice(rows)]:
-        place = chance.randrange(len(row)) if column is None else column
-        if place < len(row):
-            row[place] = value
-    return b"\n".join(b",".join(row) for row in rows)
-
-
-def _header(data: bytes, chance: random.Random) -> bytes:
-    """The JSON header of a safetensors file: without metadata, with another state, with lengths that lie."""
-    try:
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        metadata = header.get("__metadata__") or {}
-        match chance.randrange(5):
-            case 0:
-                header.pop("__metadata__", None)
-            case 1:
-                metadata["state"] = json.dumps(chance.choice([v for v in NASTY_VALUES if v == v]))
-            case 2:
-                metadata["state"] = "[" * 5000
-            case 3:
-                state = json.loads(metadata.get("state", "{}"))
-                metadata["state"] = json.dumps(_changed(state, chance))
-            case _:
-                header = _changed(header, chance)
-        text = json.dumps(header).encode("utf-8", "replace")
-        return len(text).to_bytes(8, "little") + text + data[8 + length :]
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-        return _bytes(data, chance)
-
-
-def as_something_else(path: Path, chance: random.Random) -> str:
-    """Not a regular file, or one far too large."""
-    path.unlink()
-    kind = chance.choice(["fifo", "zero", "directory", "loop", "gone", "sparse"])
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "zero":
-        path.symlink_to("/dev/zero")
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path)
-    elif kind == "sparse":
-        with path.open("wb") as file:
-            file.truncate(2**42)
-    return kind
 
 
 @dataclass
@@ -219,17 +60,18 @@ def deadline() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Hangs
 
-    faulthandler.dump_traceback_later(
-        WALL_SECONDS, exit=True, file=sys.__stderr__
-    )  # a wait in the kernel takes no processor time
-    before = signal.signal(signal.SIGPROF, stop)
+    faulthandler.dump_traceback_later(2 * WALL_SECONDS, exit=True, file=sys.__stderr__)  # not even a signal ends it
+    before = [signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)  # a wait in the kernel takes no processor time
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGPROF, before)
+        for number, handler in zip((signal.SIGPROF, signal.SIGALRM), before, strict=True):
+            signal.signal(number, handler)
 
 
 def attempt(act: Callable[[], object]) -> tuple[str, str]:
@@ -241,9 +83,13 @@ def attempt(act: Callable[[], object]) -> tuple[str, str]:
     except CheckpointCorrupt:
         return "damaged", ""  # noticed by its digest, and said
     except FlatoutError as error:
-        if error.exit_code == 2 and len(str(error)) < 2000:
-            return "exit 2", ""
-        return "wrong exit", f"{type(error).__name__} exit {error.exit_code}: {str(error)[:300]}"
+        said = f"{type(error).__name__} exit {error.exit_code}: {str(error)[:300]}"
+        if error.exit_code > 2 or len(str(error)) > 2000:
+            return "wrong exit", said
+        return f"exit {error.exit_code}", said
+    except OSError as error:
+        said = about_a_file(error)
+        return ("traceback", traceback.format_exc(limit=-4)) if said is None else ("exit 2", said)
     except Hangs:
         return "hang", traceback.format_exc(limit=-4)
     except SystemExit as error:
@@ -255,79 +101,106 @@ def attempt(act: Callable[[], object]) -> tuple[str, str]:
     return "fine", ""
 
 
-def fuzz(run: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
-    """`run` is read only; a damaged copy of it stands beside a whole one."""
+def fuzz(material: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
+    """`material` is read only; commands are given in a copy of it, one file of which is damaged."""
     register()
     result, started = Result(), time.perf_counter()
-    names = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and not path.is_symlink())
-    names = [name for name in names if name not in SKIPPED]
-    whole = {name: (run / name).read_bytes() for name in names}
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        shutil.copytree(run, "other", symlinks=True)
+    stage = scenes(material)
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name), kept_in(Path(name, "cache")):
+        shutil.copytree(material, ".", symlinks=True, dirs_exist_ok=True)
+        whole = sorted(os.listdir())
+        for scene in stage:
+            for command, act in scene.acts.items():
+                ended, trouble = attempt(act)
+                if ended != "fine" and command != "explain --fix":  # there may be nothing to fix
+                    raise SystemExit(f"{command} of whole files ends with {ended}: {trouble}")
+                put_back(material, scene.folder.split("/")[0], whole)
         for number in range(rounds):
             chance = random.Random(f"{seed} {number}")
-            file = chance.choice(names if chance.random() < 0.9 else [n for n in names if n.endswith(".safetensors")])
-            shutil.rmtree("tiny", ignore_errors=True)
-            for each, data in whole.items():
-                if file.endswith(".safetensors") or not each.endswith(".safetensors"):
-                    Path("tiny", each).parent.mkdir(parents=True, exist_ok=True)
-                    Path("tiny", each).write_bytes(data)
-            path = Path("tiny", file)
-            if chance.random() < 0.03:
-                how = as_something_else(path, chance)
-            else:
-                how = "changed"
-                path.write_bytes(mutated(whole[file], file, chance))
-            commands: dict[str, Callable[[], object]] = (
-                {key: (lambda act=act: act(Path("tiny/checkpoints"))) for key, act in CHECKPOINTS.items()}
-                if file.endswith(".safetensors")
-                else {key: (lambda words=words: app(words, standalone_mode=False)) for key, words in COMMANDS.items()}
-            )
-            command = chance.choice(list(commands))
-            ended, trouble = attempt(commands[command])
-            result.rounds += 1
+            scene = chance.choices(stage, [each.weight for each in stage])[0]
+            file = chance.choice(scene.files(material))
+            how = damage(material / file, Path(file), chance)
+            command = chance.choice(list(scene.acts))
+            before = peak_bytes()
+            ended, trouble = attempt(scene.acts[command])
+            if ended == "exit 2" or (ended == "exit 1" and scene.may_fail):
+                trouble = ""
+            if peak_bytes() - before > MOST_GROWTH_BYTES and number > WARM_ROUNDS:
+                ended, trouble = (
+                    "memory",
+                    f"{trouble}\n{command} took {peak_bytes() - before:,} bytes more than any before",
+                )
+            note(result, f"round {number} seed {seed}: {command} on {file} ({how})", command, file, ended, trouble)
+            put_back(material, scene.folder.split("/")[0], whole)
             if result.rounds % 1000 == 0:
                 sys.stderr.write(f"{result.rounds:,} of {rounds:,} rounds, {len(result.found)} found\n")
-            result.files[file] += 1
-            result.ended.setdefault(command, Counter())[ended] += 1
-            if trouble:
-                where = next((line for line in reversed(trouble.splitlines()) if line.startswith("  File")), trouble)
-                key = f"{ended} {where.strip().replace(str(ROOT), '')} {trouble.splitlines()[-1][:150]}"
-                if key not in result.found:
-                    result.found[key] = f"round {number} seed {seed}: {command} on {file} ({how})\n{trouble}"
             if len(result.found) >= stop_at or ended_early:
                 break
     result.seconds = time.perf_counter() - started
     return result
 
 
-def make_run(folder: Path) -> Path:
-    """A run that was trained, explained, predicted from and reported, by the installed commands."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from training import make_dataset, write_recipe
-
-    data = make_dataset(folder / "data")
-    (data / "train/broken.jpg").write_bytes(b"")
-    recipe = write_recipe(folder / "tiny.yaml", data, cost__instance="g5.xlarge")
-    flatout = str(Path(sys.executable).with_name("flatout"))
-    for words in (["train", str(recipe)], *finishing("runs/tiny")):
-        subprocess.run([flatout, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    return folder / "runs/tiny"
+def damage(source: Path, target: Path, chance: random.Random) -> str:
+    """Makes the target a damaged copy, or something else; in a word what."""
+    if chance.random() < 0.03:
+        return as_something_else(target, chance)
+    target.write_bytes(mutated(source.read_bytes(), source.name, chance))
+    return "changed"
 
 
-def finishing(run: str) -> list[list[str]]:
-    """Commands after which a run directory has every file it can have."""
-    return [["explain", run], ["predict", run, "--if", "data.workers=2"], ["report", run]]
+def note(result: Result, round_name: str, command: str, file: str, ended: str, trouble: str) -> None:
+    result.rounds += 1
+    result.files["/".join(file.split("/")[: 2 if file.startswith(("data/", "inputs/", "tiny/")) else 1])] += 1
+    result.ended.setdefault(command, Counter())[ended] += 1
+    if trouble:
+        where = next((line for line in reversed(trouble.splitlines()) if line.startswith("  File")), trouble)
+        said = trouble.splitlines()[-1][:150] if where != trouble else ""
+        key = f"{ended} {where.strip().replace(str(ROOT), '').partition(':')[0]} {said}"
+        if key not in result.found:
+            sys.stderr.write(f"{round_name}\n{trouble}\n")
+        result.found.setdefault(key, f"{round_name}\n{trouble}")
+
+
+def put_back(material: Path, folder: str, whole: list[str]) -> None:
+    """The damaged folder, and whatever a command has written beside it."""
+    for name in {folder, *os.listdir()} - (set(whole) - {folder}):
+        shutil.rmtree(name, ignore_errors=True)
+        if os.path.lexists(name):
+            os.unlink(name)
+    shutil.copytree(
+        material / folder, folder, symlinks=True, copy_function=shutil.copy
+    )  # new, as of a run that goes on
+
+
+@contextlib.contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def as_text(result: Result, command: str, seed: int) -> str:
     kinds = sorted({kind for counts in result.ended.values() for kind in counts})
     rows = [f"| {name} | " + " | ".join(str(counts[kind]) for kind in kinds) + " |" for name, counts in sorted(result.ended.items())]  # fmt: skip
-    found = "\n".join(f"- {key}" for key in result.found) or "nothing: no traceback, no hang, no other exit code than 2"
+    found = "\n".join(f"- {key}" for key in result.found) or "nothing: no traceback, no hang, no other exit code"
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     return (
-        f"# Damaged files of a run directory against every command that reads them\n\nCommand: `{command}` (seed {seed})\n\n"
-        f"{result.rounds} rounds in {result.seconds:.0f} s. Each damages one file of a real run directory and runs one command in the "
-        f"same process; it must end well or with one line and exit code 2, within {CPU_SECONDS} s of processor time.\n\n"
+        f"# Damaged files against every command that reads them\n\nCommand: `{command}` (seed {seed}), commit {commit or 'unknown'}\n\n"
+        f"{result.rounds} rounds in {result.seconds:.0f} s. Each damages one file of a real run directory (trained, stopped, on two ranks, "
+        "swept, recorded, going on), of an input, a dataset or a cache, and runs one command on it, all in one process. It must end "
+        "well or with one line and exit code 2 (1 where too many samples of a dataset cannot be used), within "
+        f"{CPU_SECONDS} s of processor time and {MOST_GROWTH_BYTES >> 20} MB above the peak of the rounds before.\n\n"
         f"| command | {' | '.join(kinds)} |\n|---|{'---:|' * len(kinds)}\n" + "\n".join(rows) + "\n\n"
         f"Files damaged: {', '.join(f'{name} {count}' for name, count in sorted(result.files.items()))}.\n\n"
         f"Found:\n{found}\n"
@@ -338,13 +211,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", nargs="?", type=int, default=2000)
     parser.add_argument("seed", nargs="?", type=int, default=1)
-    parser.add_argument("--run", type=Path)
+    parser.add_argument("--material", type=Path, help="made by an earlier call; default: make it")
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: ended_early.append(True))  # the result tells how far it came
     with tempfile.TemporaryDirectory() as name:
-        run = given.run.resolve() if given.run else make_run(Path(name))
-        result = fuzz(run, given.rounds, given.seed)
+        material = given.material.resolve() if given.material else make_material(Path(name, "material"))
+        result = fuzz(material, given.rounds, given.seed)
     text = as_text(result, f"make fuzz-files ROUNDS={given.rounds}", given.seed)
     sys.stdout.write(text + "\n\n" + "\n\n".join(result.found.values()))
     if given.result:

@@ -5,10 +5,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,23 @@ def test_many_runs_come_in_pieces_and_only_so_many_are_drawn(browser: Any, folde
         visitor.wait_until("document.getElementById('count').textContent === '299 of 299 runs'")
         assert visitor.page.evaluate(f"window.line === {line}")  # what did not change was not made again
         visitor.close_quietly()
+
+
+def test_it_ends_at_once_and_without_a_word_while_pages_listen(folder: Path) -> None:
+    code = "from flatout.cli.main import run; run()"
+    words = [sys.executable, "-c", code, "dashboard", str(folder), "--port=0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[1].partition("/?")[0]
+        with (
+            urllib.request.urlopen(f"{address}/events/runs", timeout=DEADLINE_SECONDS) as rows,
+            urllib.request.urlopen(f"{address}/events/suites", timeout=DEADLINE_SECONDS) as suites,
+        ):
+            assert rows.readline() == b"event: rows\n"
+            assert suites.readline() == b"event: fragments\n"
+            server.send_signal(signal.SIGTERM)
+            _, said = server.communicate(timeout=DEADLINE_SECONDS)
+    assert said == ""
 
 
 class _Notebook(http.server.BaseHTTPRequestHandler):

@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from flatout.commands.drop_in import with_drop_in
 from flatout.commands.explain import explain
 from flatout.runs import read_run
 
@@ -122,3 +125,50 @@ def test_what_is_no_training_keeps_its_exit_code_and_is_a_run_all_the_same(tmp_p
     absent = record(tmp_path, "./no-such-program", run="absent")
     assert (absent.returncode, absent.stderr.count("\n")) == (2, 1)
     assert "cannot start './no-such-program'" in absent.stderr
+
+
+IMAGES = """
+import os, time
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader
+
+class ImageFolder:  # as torchvision's
+    def __init__(self, root):
+        self.root = root
+        self.samples = [(os.path.join(root, kind, name), number)
+            for number, kind in enumerate(sorted(os.listdir(root))) for name in sorted(os.listdir(os.path.join(root, kind)))]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        time.sleep(0.02)
+        pixels = torch.frombuffer(bytearray(Image.open(path).convert("RGB").tobytes()), dtype=torch.uint8)
+        return pixels.reshape(3, 32, 32).float(), label
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 2))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+for epoch in range(3):
+    for x, y in DataLoader(ImageFolder(os.path.abspath("pictures")), 4):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_that_waits_for_an_image_folder_hears_what_our_loader_gives_of_it(tmp_path: Path) -> None:
+    for kind in ("cat", "dog"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (32, 32), (number, 80, 90)).save(tmp_path / "pictures" / kind / f"{number}.jpg")
+    (tmp_path / "train.py").write_text(IMAGES)
+    assert record(tmp_path, sys.executable, "train.py").returncode == 0
+    run = read_run(tmp_path / "run")
+    assert run.summary["recorded"]["loader"]["shape"] == [4, 3, 32, 32]
+    told = with_drop_in(run, replace(explain(run), cause="data-workers"))
+    assert "flatout.open_batches(" in told.verdict
+    assert "times as many" in next(each for each in told.findings if each.cause == "data-workers").evidence[-1]
+    healthy = replace(explain(run), cause="compute")
+    assert with_drop_in(run, healthy) is healthy

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from browsing import ATTACK, CHROMIUM, chromium
 from flatout.runs.tables import read_table
 from training import command
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (Debian: apt-get install chromium)")
-ATTACK = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +42,8 @@ def report(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=120_000)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 class TaskSetup:

@@ -87,7 +87,8 @@ def commands(text: str) -> Iterator[list[str]]:
         words = shlex.split(line, comments=True)
         for at, word in enumerate(words):
             if word == "flatout" and words[at - 1 : at] != ["pip"]:
-                yield words[at + 1 :]
+                ends = [n for n, each in enumerate(words) if n > at and each in ("|", "||", "&&", "&", ";", ">")]
+                yield words[at + 1 : min(ends, default=len(words))]
                 break
 
 

@@ -35,7 +35,7 @@ SAMPLE = [
     ("selective", "resume after kill -9"),
     ("ddp", "selective"),
     ("shared", "freeze by epoch"),
-    ("fast", "patch stem"),
+    ("patch stem", "fast"),
     ("own loss", "resume after kill -9"),
     ("bf16", "emulated"),
     ("zip", "balanced classes"),

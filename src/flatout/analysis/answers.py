@@ -156,7 +156,9 @@ def _shared(details: Details) -> str:
     made_here = (use.get("local") or 0) + (use.get("alone") or 0)
     total = (use.get("hits") or 0) + made_here
     return (
-        f"; {format_share(use['hits'], total)} of {total} batches were shared, {made_here} made here" if total else ""
+        f"; {format_share(total - made_here, total)} of {total} batches were shared, {made_here} made here"
+        if total
+        else ""
     )
 
 

@@ -111,12 +111,13 @@ def alarms(
 
 def _speed(recent: Floats) -> float | None:
     seconds = float(recent[:, _SECONDS].sum()) if len(recent) else 0.0
-    return float(recent[:, _SAMPLES].sum()) / seconds if seconds > 0 else None
+    return _finite(float(recent[:, _SAMPLES].sum()) / seconds) if seconds > 0 else None
 
 
 def _wait(recent: Floats) -> float | None:
     seconds = float(recent[:, _SECONDS].sum()) if len(recent) else 0.0
-    return min(1.0, float(recent[:, _WAIT].sum()) / seconds) if seconds > 0 else None
+    waited = _finite(float(recent[:, _WAIT].sum()))
+    return min(1.0, waited / seconds) if seconds > 0 and waited is not None else None
 
 
 def _wait_of_all(summary: Mapping[str, Any]) -> float | None:

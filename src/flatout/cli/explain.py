@@ -22,11 +22,12 @@ def explain(
 
     Examples:  flatout explain runs/demo   |   flatout explain runs/demo --fix faster.yaml
     """
+    from flatout.commands.drop_in import with_drop_in
     from flatout.commands.explain import explain as explain_run
     from flatout.commands.explain import keep_explanation, print_explanation, read_run, write_fixed_recipe
 
     found = read_run(run)
-    explanation = explain_run(found)
+    explanation = with_drop_in(found, explain_run(found))
     keep_explanation(found, explanation)
     changes = write_fixed_recipe(found, explanation, fix) if fix is not None else None
     if as_json:

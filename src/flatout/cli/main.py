@@ -1,5 +1,6 @@
 """The entry point `flatout`: runs a command and turns what it raises into one line and an exit code."""
 
+import errno
 import faulthandler
 import os
 import sys
@@ -9,6 +10,20 @@ from flatout.cli import register
 from flatout.cli.apps import app
 from flatout.errors import FlatoutError
 from flatout.machine.parents import exit_with_parent, stop_with_parent
+
+_OF_THE_FILE = {
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+}
 
 
 def run() -> Any:
@@ -38,6 +53,8 @@ def run() -> Any:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer brings its own copy of click or uses an installed one
             _say_if_out_of_memory(error)
+            if isinstance(error, OSError) and (said := about_a_file(error)) is not None:
+                _say_and_exit(said, 2)
             if "WORLD_SIZE" in os.environ:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _exit(1)
@@ -48,6 +65,15 @@ def run() -> Any:
             sys.exit(usage.exit_code)
         command = usage.ctx.command_path if getattr(error, "ctx", None) else "flatout"
         _say_and_exit(f"{usage.format_message().rstrip('.')}; see {command} --help", usage.exit_code)
+
+
+def about_a_file(error: OSError) -> str | None:
+    """One line of what the system refused for a file by what it is (its name, rights or place); None where an error
+    may as well be flatout's own: a file that is not there, or there already."""
+    if error.filename is None or error.errno not in _OF_THE_FILE:
+        return None
+    name = str(error.filename)
+    return f"cannot use {name if len(name) <= 200 else f'{name[:200]}…'!r}: {error.strerror}"
 
 
 def _say_if_out_of_memory(error: Exception) -> None:

@@ -70,14 +70,15 @@ def train(
 
         start_beside(Path("runs") if run is None else run.parent)
     if plan is not None:
-        from flatout.commands.plan_files import find_plan, follow_plan
+        from flatout.commands.plan_files import find_plan, follow_plan, print_scores
 
         find_plan(plan)
     finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, as_json, whole_process=True)
     if finished.summary:  # else one of several ranks; rank 0 prints
-        if plan is not None:
-            follow_plan(plan, finished.directory)
+        scores = [] if plan is None else follow_plan(plan, finished.directory)
         _print(finished, as_json)
+        if scores and not as_json:
+            print_scores(scores)
     if "WORLD_SIZE" in os.environ:
         leave(0)
 

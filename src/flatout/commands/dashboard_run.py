@@ -29,6 +29,7 @@ from flatout.runs.directory import RunDirectory
 from flatout.runs.following import StepFollower, StretchedCurves, read_tail, read_thinned
 from flatout.runs.glance import Glance
 from flatout.runs.reading import read_epochs
+from flatout.untrusted import MAX_TABLE_BYTES, open_text
 
 _WHOLE_BYTES = 32 << 20  # of steps and spans: a longer run is not read whole again and again
 _TICK_SECONDS = 0.5
@@ -113,6 +114,7 @@ class WatchedRuns:
 
     def _look(self, glance: Glance, watched: _Watched) -> None:
         directory, running = RunDirectory(glance.directory), glance.status == "running"
+        directory.require_own_files()
         moved = watched.follower.advance() or "curves" not in watched.fragments or not running
         recent = watched.follower.recent()
         rate = self.board.usd_per_second(glance) if running else None
@@ -186,8 +188,8 @@ def _without_steps(glance: Glance, config: Mapping[str, Any]) -> Run:
 def _lateness(directory: RunDirectory) -> str:
     """Which rank was last how often over the last steps; empty where steps.csv does not say."""
     rows = [line.split(",") for line in read_tail(directory.steps, 1 << 13).splitlines()]
-    with suppress(OSError, ValueError):
-        with directory.steps.open(encoding="utf-8", errors="replace") as file:
+    with suppress(FlatoutError, OSError, ValueError):
+        with open_text(directory.steps, MAX_TABLE_BYTES, "replace") as file:
             header = file.readline(4096).strip().split(",")
         at = header.index("slowest_rank")
         last = [row[at] for row in rows if len(row) == len(header) and row[at].isdecimal()]

@@ -6,6 +6,7 @@ from typing import Any
 from flatout.commands.evaluate import open_for_evaluation
 from flatout.config.loading import dump_config
 from flatout.data.text.parallel_text import VOCABULARY_FILE
+from flatout.data.text.vocabulary import read_vocabulary
 from flatout.errors import ConfigError, ExportRefused
 from flatout.runs import read_run
 from flatout.runs.directory import write_json, write_text
@@ -58,7 +59,7 @@ def _export_translation(trained: TrainedRun, to: str, folder: Path, run: Path) -
     weights = folder / FILES[to]
     write_weights(weights, validated_model(trained), {})
     for name in (VOCABULARY_FILE,):
-        write_text(folder / name, (trained.directory.root / name).read_text("utf-8"))
+        write_text(folder / name, read_vocabulary(trained.directory.root / name).text)
     write_text(folder / "config.yaml", dump_config(trained.config))
     own = evaluate_trained(trained).metrics
     changes = trained.config.data.path

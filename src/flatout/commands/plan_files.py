@@ -11,13 +11,13 @@ from rich.console import Console
 
 from flatout.commands.plan import MachinePlan
 from flatout.config.loading import config_digest, dump_config, load_config
-from flatout.errors import BadFile, ConfigError
+from flatout.errors import BadFile, ConfigError, FlatoutError
 from flatout.planning.cards import card_of_device
 from flatout.planning.emit import emitted_files, tuned
 from flatout.planning.options import Option
 from flatout.reports.plan_page import write_plan_page
 from flatout.reports.plan_text import plan_text, scores_text
-from flatout.runs import Run, list_runs
+from flatout.runs import Run, list_runs, read_run
 from flatout.runs.directory import read_json, write_json, write_text
 
 PLANS = "plans"
@@ -66,12 +66,14 @@ def find_plan(identity: str, folder: Path = Path("runs")) -> Path:
     return path
 
 
-def follow_plan(identity: str, run: Path, folder: Path = Path("runs")) -> None:
-    """Say in the plan that this run followed it."""
+def follow_plan(identity: str, run: Path, folder: Path = Path("runs")) -> list[dict[str, Any]]:
+    """Say in the plan that this run followed it; its score, or nothing where the plan was about other machines."""
     path = find_plan(identity, folder)
     plan = read_json(path)
-    followed = [*plan.get("followed_by", []), str(run.resolve())]
-    write_json(path, {**plan, "followed_by": sorted(set(followed))})
+    plan = {**plan, "followed_by": sorted({*plan.get("followed_by", []), str(run.resolve())})}
+    write_json(path, plan)
+    score = _score(plan, read_run(run))
+    return [] if score is None else [score]
 
 
 def score_plans(folder: Path) -> list[dict[str, Any]]:
@@ -81,8 +83,18 @@ def score_plans(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / PLANS).glob("*.json")):
         with suppress(BadFile, KeyError, TypeError, ValueError):
             plan = read_json(path)
-            scores += [score for run in runs if (score := _score(plan, run)) is not None]
+            followed = runs + _elsewhere(plan, runs)
+            scores += [score for run in followed if (score := _score(plan, run)) is not None]
     return scores
+
+
+def _elsewhere(plan: Mapping[str, Any], listed: list[Run]) -> list[Run]:
+    """Runs that followed the plan and lie in another folder; those that are gone are left out."""
+    known, found = {str(run.directory.resolve()) for run in listed}, []
+    for path in plan.get("followed_by", []):
+        with suppress(FlatoutError):
+            found += [read_run(Path(path))] if path not in known else []
+    return found
 
 
 def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:

@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
-from flatout.commands.traced_model import PAIR_TOKENS, cache_folder
+from flatout.commands.traced_model import PAIR_TOKENS, cache_folder, keep, read_kept
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.decisions.loading import is_url
 from flatout.errors import ConfigError, DataError, FlatoutError
 from flatout.machine.budgets import usable_cores
 from flatout.planning.data_path import STORES, Samples
-from flatout.runs.directory import write_text
 from flatout.units import format_bytes
 
 _MEASURE_SECONDS = 2.0
@@ -153,12 +152,10 @@ def _kept(key: dict[str, object], measure) -> Costs:  # type: ignore[no-untyped-
     """Measured once on this machine for the same data and view."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     path = cache_folder("decoding") / f"{name}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return Costs(**json.loads(path.read_text(encoding="utf-8")))
+    with suppress(TypeError):  # none, or of another version
+        return Costs(**read_kept(path))
     costs: Costs = measure()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(asdict(costs)))
+    keep(path, asdict(costs))
     return costs
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from flatout.commands.cache_costs import with_cache_costs
@@ -75,7 +76,10 @@ def calibration_of(run: Run, config: Config) -> Calibration:
 def _own_calibration(run: Run, config: Config) -> Calibration:
     probed = read_json(run.directory / "probe.json")
     if probed.get("calibration"):
-        return Calibration.from_dict(probed["calibration"])
+        try:
+            return Calibration.from_dict(probed["calibration"])
+        except (ValidationError, AttributeError) as error:
+            raise RunDirectoryError(f"cannot read {run.directory / 'probe.json'}: {error!s:.200}") from None
     signals = read_signals(run)
     if signals.step.done < 3:
         raise RunDirectoryError(

@@ -17,6 +17,7 @@ from flatout.cost.machines import OLD_DAYS, cheapest_first, days_old, load_machi
 from flatout.errors import ConfigError
 from flatout.planning.cards import load_cards
 from flatout.runs.directory import write_text
+from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, read_text
 
 
 def machines_known(prices: Path | None) -> list[dict[str, Any]]:
@@ -32,9 +33,10 @@ def cards_known() -> list[dict[str, Any]]:
 def import_catalogue(path: Path, out: Path, today: date) -> dict[str, Any]:
     """SkyPilot's CSV as a price file of ours, to be named in cost.prices."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; give a CSV of SkyPilot's catalogue") from None
+        with blamed_as(ConfigError):
+            text = read_text(path, MAX_RECORD_BYTES)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; give a CSV of SkyPilot's catalogue") from None
     values = read_skypilot(text, str(path), today.isoformat())
     write_text(out, yaml.safe_dump(values, sort_keys=True))
     load_catalogue(out)  # what we wrote loads

@@ -16,6 +16,8 @@ from flatout.simulation.simulator import SimulatedJob, SimulatedWorld, Simulatio
 from flatout.units import format_seconds, format_usd
 from flatout.untrusted import blamed_as, read_yaml
 
+_MOST_BATCHES, _MOST_SECONDS = 10_000_000, 5e6
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,7 +32,7 @@ class JobsPlan(_Section):
 
 
 class ProducersPlan(_Section):
-    hands: int = Field(..., ge=1)
+    hands: int = Field(..., ge=1, le=9_999)
     make_seconds: Seconds = Field(..., gt=0)
     cold_seconds: Seconds = 0.0
     usd_per_hour: float = Field(0.0, ge=0)
@@ -81,6 +83,17 @@ def _read(path: Path) -> Plan:
         ) from None
 
 
+def _require_bounded(jobs: list[SimulatedJob]) -> None:
+    """Simulated seconds and batches take real ones."""
+    batches = sum(job.batches for job in jobs)
+    seconds = max(job.start_seconds + job.batches * job.step_seconds for job in jobs)
+    if batches > _MOST_BATCHES or seconds > _MOST_SECONDS:
+        raise ConfigError(
+            f"{batches:,} batches in at least {format_seconds(seconds)} are to be simulated; at most {_MOST_BATCHES:,} "
+            f"in {format_seconds(_MOST_SECONDS)} are: fewer jobs, epochs or batches_per_epoch tell as much"
+        )
+
+
 def _world(plan: Plan) -> SimulatedWorld:
     jobs = [
         SimulatedJob(
@@ -92,6 +105,7 @@ def _world(plan: Plan) -> SimulatedWorld:
         for number in range(each.count)
     ]
     made = plan.producers
+    _require_bounded(jobs)
     return SimulatedWorld(
         tuple(jobs),
         plan.batches_per_epoch,

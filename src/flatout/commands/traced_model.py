@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from flatout import plugins
 from flatout.config.schema import Config
-from flatout.errors import ConfigError
+from flatout.errors import BadFile, ConfigError
 from flatout.planning.work import FORMAT, Line, TracedWork
 from flatout.runs.directory import write_text
+from flatout.untrusted import MAX_RECORD_BYTES, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,13 +64,32 @@ def traced_work(shape: Shape, narrow: bool, checkpointing: bool) -> TracedWork:
     """The step at 16 bits (`narrow`) or 32. A model that cannot be traced is a ConfigError of one line."""
     key = shape.key(narrow, checkpointing)
     path = cache_folder("traces") / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):  # absent, damaged or of another format: traced again
-        return TracedWork.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    with suppress(KeyError):  # absent, damaged or of another format: traced again
+        return TracedWork.from_dict(read_kept(path))
     work = _trace(shape, narrow, checkpointing)
-    with suppress(OSError):  # without a cache the next plan only takes longer
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(work.to_dict()))
+    keep(path, work.to_dict())
     return work
+
+
+def keep(path: Path, values: Mapping[str, Any]) -> None:
+    """For the next plan, which only takes longer where it cannot be written."""
+    text = json.dumps(values, allow_nan=False)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, f"{_digest(text)}\n{text}")
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    """What `keep` wrote, to the letter: no keys where it is not there or damaged, and figures would be wrong."""
+    with suppress(OSError, BadFile):
+        digest, _, text = read_text(path, MAX_RECORD_BYTES).partition("\n")
+        if digest == _digest(text):
+            return dict(json.loads(text))
+    return {}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cache_folder(name: str) -> Path:

@@ -1,9 +1,7 @@
 """Translate lines of text with a trained run, and score them where references are given."""
 
-import gzip
 import sys
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,12 @@ import torch
 from flatout.config.loading import load_config
 from flatout.config.tasks import METRICS
 from flatout.data.text.batches import padded
-from flatout.data.text.parallel_text import VOCABULARY_FILE, Tokens
+from flatout.data.text.parallel_text import VOCABULARY_FILE, Tokens, unpacked
 from flatout.data.text.vocabulary import PAD, Vocabulary, read_vocabulary
 from flatout.engine.averaging import averaged_weights
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import load_weights
-from flatout.errors import ConfigError, DataError, RunDirectoryError
+from flatout.errors import BadFile, ConfigError, DataError, RunDirectoryError
 from flatout.runs import RunDirectory
 from flatout.tasks.translation.bleu import bleu, bleu_signature, bleu_sums
 from flatout.tasks.translation.decoding import Search, translate
@@ -28,6 +26,7 @@ from flatout.tasks.translation.task import Translation
 from flatout.tasks.translation.transformer import MOST_POSITIONS, Transformer
 from flatout.training.display import Display
 from flatout.training.setup import prepare_compute
+from flatout.untrusted import MAX_TABLE_BYTES, read_bytes
 
 _ROWS = 64  # sentences side by side
 
@@ -113,9 +112,9 @@ def translate_file(
 def read_lines(file: Path | None) -> list[str]:
     """Lines of a file (.gz too) or of standard input."""
     try:
-        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        data = sys.stdin.buffer.read() if file is None else read_bytes(file, MAX_TABLE_BYTES)
         if file is not None and file.suffix == ".gz":
-            data = gzip.decompress(data)
+            data = unpacked(data, file)
         return data.decode("utf-8").removesuffix("\n").split("\n") if data else []
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (BadFile, OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {file or 'standard input'}: {error}") from None

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.config.sections.model import RESNETS
+
 SHIPPED_SIDES = {"train-224": 224, "train-64": 64}  # views that ship, with random crops and fair flips
-_DEFAULT_VIEW, _DEFAULT_EPOCHS = "train-64", 10
+_DEFAULT_VIEW, _DEFAULT_EPOCHS, _DEFAULT_STEM = "train-64", 10, "small"
 _STAGES = ((0.0, 1 / 2), (0.4, 3 / 4), (0.75, 1.0))  # from this share of the epochs on, this share of the side
 _LEAST_EPOCHS, _LEAST_SIDE, _SIDE_STEP = 4, 16, 8
+_STRIDE, _STRIDE_OF_SMALL_STEM = 32, 8  # from pixels to the places of the last layers
+_LEAST_PLACES = 1.5  # there, along a side: with one, filters of 3x3 see nothing but padding around it
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
         or recipe.get("crop") not in (None, "pad", "random-resized")
     ):
         return found
-    sizes = growing_sides(side, epochs) if isinstance(epochs, int) else {}
+    sizes = growing_sides(side, epochs, _stride(values)) if isinstance(epochs, int) else {}
     if recipe.get("base") is None:
         found.append(Speedup(f"views.{view}.base", base, "it is the shipped view, with the changes below"))
     if recipe.get("flip") in (None, 0.5):
@@ -51,9 +55,22 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
     return found
 
 
-def growing_sides(side: int, epochs: int) -> dict[int, int]:
-    """First epoch -> side in pixels; empty where a run is too short or pictures are too small for stages."""
-    if epochs < _LEAST_EPOCHS or side // 2 < _LEAST_SIDE:
+def growing_sides(side: int, epochs: int, stride: int) -> dict[int, int]:
+    """First epoch -> side in pixels; empty where a run is too short or pictures are too small for stages. `stride` is
+    how many pixels become one place of the model's last layers."""
+    least = max(_LEAST_SIDE, _LEAST_PLACES * stride)
+    if epochs < _LEAST_EPOCHS or side * _STAGES[1][1] < least:
         return {}
-    sides = {math.ceil(share * epochs): round(side * part / _SIDE_STEP) * _SIDE_STEP for share, part in _STAGES[:-1]}
-    return {**sides, math.ceil(_STAGES[-1][0] * epochs): side}
+    sides: dict[int, int] = {}
+    for share, part in _STAGES:
+        each = side if part == 1 else math.ceil(max(least, side * part) / _SIDE_STEP) * _SIDE_STEP
+        if each not in sides.values():
+            sides[math.ceil(share * epochs)] = each
+    return sides
+
+
+def _stride(values: Mapping[str, Any]) -> int:
+    model = values.get("model")
+    model = model if isinstance(model, Mapping) else {}
+    own, stem = model.get("name", RESNETS[0]) in RESNETS, model.get("stem", _DEFAULT_STEM)
+    return _STRIDE_OF_SMALL_STEM if own and stem == _DEFAULT_STEM else _STRIDE

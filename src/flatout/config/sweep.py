@@ -55,8 +55,9 @@ def load_sweep(path: Path, options: Mapping[str, Any], over: Sequence[str]) -> S
     else:
         values = {"recipe": path}
     given = {key: value for key, value in options.items() if value is not None}
-    given["set"] = {**(values.get("set") or {}), **given.get("set", {})}
-    given["over"] = {**(values.get("over") or {}), **dict(map(_parse_over, over))}
+    for key, more in (("set", given.get("set", {})), ("over", dict(map(_parse_over, over)))):
+        stated = values.get(key) or {}
+        given[key] = {**stated, **more} if isinstance(stated, dict) else stated  # what it is instead is refused below
     config = _checked({**values, **given}, path)
     if not config.recipe.is_file():
         raise ConfigError(f"{path}: no recipe at {config.recipe}; `recipe` is relative to the sweep's file")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.machine_share import MachineShare, share_of
@@ -136,14 +138,9 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Calibration:
-        known = {each.name for each in fields(cls)}
-        kept = {name: value for name, value in values.items() if name in known}
-        kept["settings"], kept["device"] = Settings(**kept["settings"]), DeviceTime(**kept["device"])
-        kept.setdefault("interval_factors", {})
-        kept["cache_choice"] = CacheChoice.from_dict(kept.get("cache_choice"))
-        for name in ("device_points", "buckets"):
-            kept[name] = tuple((first, second) for first, second in kept.get(name, ()))
-        return cls(**kept)
+        """pydantic's ValidationError where a value is missing or of another kind; unknown names are left out."""
+        given = {**values, "cache_choice": CacheChoice.from_dict(values.get("cache_choice"))}
+        return TypeAdapter(cls).validate_python(given)
 
 
 def calibrate(signals: Signals, settings: Settings, share: MachineShare | None = None) -> Calibration:

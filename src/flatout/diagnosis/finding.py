@@ -99,8 +99,8 @@ def saving(
 
 
 def faster_steps(signals: Signals, new_step_seconds: float, error: float = 0.15) -> Interval:
-    """Seconds of the run saved if every warm step took `new_step_seconds`, give or take."""
-    steps = len(signals.step.warm)
+    """Seconds of the run saved if every warm step took `new_step_seconds`, give or take, and others as much less."""
+    steps = signals.step.alike
 
     def saved(seconds: float) -> float:
         return max(0.0, (signals.step.seconds - seconds) * steps)

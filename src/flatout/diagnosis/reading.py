@@ -229,14 +229,15 @@ def _store(data: Mapping[str, Any]) -> StoreRequests | None:
 def _shared(use: Mapping[str, Any]) -> SharedBatches | None:
     if not use.get("hits"):
         return None
+    known = {name: value or 0 for name, value in use.items()}
     return SharedBatches(
-        batches=use["hits"] + use.get("local", 0) + use.get("alone", 0),
-        local=use.get("local", 0),
-        answers=use.get("asks", 0),
-        busy_answers=use.get("busy_answers", 0),
-        made=use.get("service_made", 0),
-        evicted_needed=use.get("service_evicted_needed", 0),
-        cold_starts=use.get("service_cold_starts", 0),
+        batches=known["hits"] + known.get("local", 0) + known.get("alone", 0),
+        local=known.get("local", 0),
+        answers=known.get("asks", 0),
+        busy_answers=known.get("busy_answers", 0),
+        made=known.get("service_made", 0),
+        evicted_needed=known.get("service_evicted_needed", 0),
+        cold_starts=known.get("service_cold_starts", 0),
     )
 
 

@@ -60,8 +60,10 @@ def _pricer(calibration: Calibration) -> Callable[[Changes], Interval | None]:
 
 
 def _improved(finding: Finding, signals: Signals, price: Callable[[Changes], Interval | None]) -> Finding:
-    if finding.gain is None or finding.cause not in LOADING_CAUSES or finding.id in ("cold-epoch", "epoch-start"):
+    if finding.gain is None or finding.id in ("cold-epoch", "epoch-start"):
         return finding
+    if finding.cause not in LOADING_CAUSES:
+        return _capped(finding, signals, price)
     own = _priced(finding.fix.text, dict(finding.fix.changes), price) if finding.fix.changes else None
     others = [_priced(text, changes, price) for text, changes in candidates(signals)]
     best = max((each for each in others if each is not None), key=lambda each: each.gain.value, default=None)
@@ -72,6 +74,14 @@ def _improved(finding: Finding, signals: Signals, price: Callable[[Changes], Int
     if best.gain.value < _WORTH_IT:  # what the rule promises of its own change the model does not see
         return replace(finding, fix=Fix(f"{finding.fix.text} (by the model, no setting of the recipe helps)"))
     return _with(finding, best, signals)
+
+
+def _capped(finding: Finding, signals: Signals, price: Callable[[Changes], Interval | None]) -> Finding:
+    """A rule sees one part of the run. The model knows what comes to the fore where that part gets shorter."""
+    gain = price(finding.fix.changes) if finding.fix.changes else None
+    if gain is None or finding.gain is None or gain.value >= finding.gain.value:
+        return finding
+    return _with(finding, Remedy(finding.fix.text, dict(finding.fix.changes), gain), signals)
 
 
 def _priced(text: str, changes: dict[str, Any], price: Callable[[Changes], Interval | None]) -> Remedy | None:

@@ -86,4 +86,24 @@ def _advice(line: HotLine | None) -> str:
     return "do it less often, on the whole batch at once, or in the dataset, where workers do it beside the step"
 
 
-SCRIPT_RULES = (your_code, debugging_left_on)
+def iterator_for_every_batch(signals: Signals, script: ScriptSignals) -> Finding | None:
+    """next(iter(loader)): workers start, or the order is drawn, for one batch and all is thrown away."""
+    passes, steps = len({step.epoch for step in signals.steps}), signals.step.done
+    samples, batch = script.loader.get("samples"), script.loader.get("batch_size")
+    whole = isinstance(samples, int) and isinstance(batch, int) and samples <= batch  # one batch is all there is
+    seconds = signals.net("data_wait")
+    if steps < 10 or passes < 0.8 * steps or whole or signals.time.share(seconds) <= _OWN_SHARE:
+        return None
+    return saving(
+        signals,
+        "iterator-for-every-batch",
+        "epoch-start",
+        "The DataLoader's iterator is made anew for every batch: "
+        f"{percent(signals.time.share(seconds))} of the run waits for it",
+        (f"{passes} iterators for {steps} steps, {format_seconds(seconds / steps)} each",),
+        Fix("make it once, batches = iter(loader), and take next(batches) until it ends"),
+        Interval(seconds * 0.9, seconds * 0.5, seconds),
+    )
+
+
+SCRIPT_RULES = (your_code, debugging_left_on, iterator_for_every_batch)

@@ -62,9 +62,16 @@ class StepSignals:
         has a rule of its own)."""
         later = self.rows[WARM_UP_STEPS:] or self.rows
         later = tuple(step for step in later if step.batch_index > 0) or later
-        if self.fills_cache or (self.cold_ratio is not None and self.cold_ratio > _COLD_RATIO):
-            return tuple(step for step in later if step.epoch != self.rows[0].epoch) or later
-        return later
+        return tuple(step for step in later if not self._is_cold(step)) or later
+
+    @cached_property
+    def alike(self) -> int:
+        """Steps in which a change saves what it saves in warm ones: those that begin a run or an epoch, too."""
+        return sum(not self._is_cold(step) for step in self.rows) or len(self.rows)
+
+    def _is_cold(self, step: StepRow) -> bool:
+        cold = self.fills_cache or (self.cold_ratio is not None and self.cold_ratio > _COLD_RATIO)
+        return cold and step.epoch == self.rows[0].epoch
 
     @cached_property
     def cold_ratio(self) -> float | None:

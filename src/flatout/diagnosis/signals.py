@@ -182,8 +182,11 @@ class Signals:
         return max((fetch + work) / max(1, workers), work / cores)
 
     def step_with(self, workers: int, fetch_factor: float = 1.0, work_factor: float = 1.0) -> float:
-        """The step if loading went on beside it; on a CPU that trains, both share the cores."""
+        """The step if loading went on beside it (without workers: before it); on a CPU that trains, both share the
+        cores."""
         own, shared = self.step.own_seconds, 0.0
+        if workers == 0:
+            return own + self.loading_seconds(0, fetch_factor, work_factor)
         if self.device.kind == "cpu":
             shared = (own * self._computing_threads + self.work_seconds * work_factor) / self.host.cores
         return max(own, self.loading_seconds(workers, fetch_factor, work_factor), shared)

@@ -195,6 +195,11 @@ def _startup(calibration: Calibration, job: WhatIfJob) -> Interval:
 def _validation(calibration: Calibration, job: WhatIfJob, epochs: int) -> float:
     """Mean of all. Where loading sets the pace, it does here too, until a stage has the samples after the first."""
     seconds, before = calibration.validation_seconds, calibration.settings.stage
+    if calibration.limit != "loading" and job.settings.batch_size != calibration.settings.batch_size:
+        each = [
+            job.device.step_seconds(size) / size for size in (job.settings.batch_size, calibration.settings.batch_size)
+        ]
+        seconds *= each[0] / each[1] if each[1] > 0 else 1.0
     if not calibration.remote or calibration.limit != "loading" or job.settings.stage == before or before != "off":
         return seconds
     times = max(1, math.ceil(epochs / job.settings.validate_every))

@@ -50,12 +50,14 @@ class StoreClass:
     """For all requests together; a machine's network caps it further where that is known."""
     fetchers: int = 0
     remote: bool = False
+    core_seconds_per_byte: float = 0.0
+    """What receiving takes of the cores that decode."""
 
 
 STORES = {
     "nvme": StoreClass("local NVMe", 0.0001, 1e9, 1.5e9),
     "disk": StoreClass("network disk (gp3)", 0.001, 125e6, 125e6),
-    "s3": StoreClass("object store", 0.03, 60e6, 1.2e9, fetchers=64, remote=True),
+    "s3": StoreClass("object store", 0.03, 60e6, 1.2e9, fetchers=64, remote=True, core_seconds_per_byte=2e-9),
     "memory": StoreClass("memory", 0.0, math.inf, math.inf),
     "unknown": StoreClass("a disk that no catalogue names", 0.0005, 400e6, 400e6),
 }
@@ -109,28 +111,32 @@ def family_factor(machine: Machine) -> tuple[float, float]:
 
 
 def feed_of(
-    samples: Samples, machine: Machine, batch: float, epochs: int, cached: bool, host_cores: float = 0.0
+    samples: Samples, machine: Machine, batch: float, epochs: int, cached: bool, host_seconds: float = 0.0
 ) -> DataFeed:
-    """Samples per second of a warm epoch. `host_cores` are the training threads' own: they launch kernels."""
+    """Samples per second of a warm epoch, `batch` of them at a time for all ranks of the machine. `host_seconds` are
+    core seconds that the training threads take for such a batch: they launch kernels."""
     factor, spread = family_factor(machine)
     vcpus = machine.vcpus or _VCPUS_PER_CARD * machine.gpus
     if machine.vcpus is None:
         spread = UNKNOWN_FAMILY_SPREAD
-    cores = max(0.25 * vcpus, vcpus - host_cores)
     scale = samples.core_factor / factor
     held = cached and epochs > 1 and _fits_memory(samples, machine)
     store = STORES["memory" if held else store_name(samples, machine, epochs)]
+    receiving = 0.0 if held else samples.bytes_each * store.core_seconds_per_byte
     costs = PreparationCosts(
-        (samples.augment_seconds if held else samples.preparing_seconds) * scale,
+        ((samples.augment_seconds if held else samples.preparing_seconds) + receiving) * scale,
         0.0 if held else samples.bytes_each,
         store.latency_seconds,
         store.stream_bytes_per_second,
     )
-    loading, store_limit, known = _loading(store, machine, cores)
-    rate = batches_per_second(batch, costs, loading) * batch
+    loading, store_limit, known = _loading(store, machine, vcpus)
+    together = vcpus / (host_seconds + batch * costs.decode_seconds) if host_seconds else math.inf
+    rate = min(batches_per_second(batch, costs, loading), together) * batch
     fetching = fetch_seconds(1, costs, loading.in_flight)
     by_store = costs.bytes > 0 and rate >= 0.999 * loading.storage_bytes_per_second / costs.bytes
-    limit = store_limit if by_store or fetching / max(1.0, store.fetchers) > costs.decode_seconds else "decode"
+    # fetchers wait beside the cores that decode; without them a worker does the one after the other
+    waiting = fetching * vcpus / store.fetchers if store.fetchers else fetching
+    limit = store_limit if by_store or waiting > costs.decode_seconds else "decode"
     if not known and limit != "decode":
         spread = max(spread, UNKNOWN_FAMILY_SPREAD)
     wide = Interval(rate, rate * math.exp(-spread), rate * math.exp(spread))

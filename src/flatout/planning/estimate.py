@@ -20,6 +20,8 @@ from flatout.planning.speed import NAMES, Floats, columns_of, step_seconds
 from flatout.planning.work import TracedWork
 
 _SHIPPED = Path(__file__).with_name("coefficients.json")
+LOOP_SECONDS = 0.0005
+"""Of a core, that the loop takes for a step besides launching; a consumer's part of loading is in its costs."""
 _UNKNOWN_MODEL = "unknown model"
 """Added to the spread for a model that nobody published a speed of."""
 
@@ -112,12 +114,10 @@ def speed_of(
     return Speed(Interval(whole, whole * math.exp(-wide), whole * math.exp(wide)), basis, device)
 
 
-def host_share(work: TracedWork, step: float) -> float:
-    """Of a core: launching a step's kernels, and a little for the loop around them."""
-    launching = (
-        sum(each.count for each in work.kernels) * load_coefficients().vector[NAMES.index("launch_microseconds")]
-    )
-    return min(1.0, 0.05 + float(launching) * 1e-6 / step)
+def host_seconds(work: TracedWork) -> float:
+    """Of a core, for one step: launching its kernels, and the loop around them."""
+    each = float(load_coefficients().vector[NAMES.index("launch_microseconds")]) * 1e-6
+    return LOOP_SECONDS + sum(kernels.count for kernels in work.kernels) * each
 
 
 def _seconds(

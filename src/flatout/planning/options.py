@@ -14,7 +14,7 @@ from flatout.diagnosis.model.run import RunParts
 from flatout.diagnosis.model.step import step_seconds
 from flatout.planning.cards import Card
 from flatout.planning.data_path import DataFeed, Samples, automatic_workers, feed_of, store_name
-from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_share, speed_of
+from flatout.planning.estimate import Basis, Correction, Speed, arithmetic_for, host_seconds, speed_of
 from flatout.planning.memory import MemoryParts, MemorySetup, largest_batch, memory_of
 from flatout.planning.work import TracedWork
 
@@ -25,6 +25,8 @@ _EXCHANGE_LATENCY_SECONDS = 40e-6
 _NVLINK_SHARE, _PCIE_SHARE, _NETWORK_SHARE = 0.35, 0.35, 0.95
 """What an all-reduce gets of the stated rates: NVLink's counts both directions, PCIe goes through the host; a port is
 filled but for the headers (story B sat at exactly 100 Mb/s)."""
+_SHARDED_TRAFFIC = 1.5
+"""FSDP gathers the weights twice and scatters the gradients once: three halves of an all-reduce."""
 _STRAGGLING = Interval(0.017, 0.003, 0.045)
 """Of a step, for each doubling of the ranks: they wait for the slowest, and the exchange takes its share of each card.
 As ResNets were published on two, four and eight cards of one machine."""
@@ -149,9 +151,9 @@ def option_for(job: PlannedJob, machine: Machine, card: Card, spot: bool = False
     part = math.ceil(job.batch / held.setup.accumulate)
     speed = speed_of(held.work, part, card, arithmetic, job.channels_last, job.model, job.correction)
     device = speed.seconds * held.setup.accumulate
-    exposed = exposed_exchange(job.nodes, machine, card, held.work, device.value)
-    host_cores = machine.gpus * host_share(held.work, speed.seconds.value)
-    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host_cores)
+    exposed = exposed_exchange(job.nodes, machine, card, held.work, device.value, held.setup.sharded)
+    host = machine.gpus * held.setup.accumulate * host_seconds(held.work)
+    feed = feed_of(job.samples, machine, job.batch * machine.gpus, job.epochs, job.cached, host)
     global_batch = job.batch * ranks
     loading = Interval.exact(job.batch * machine.gpus) / feed.per_second
     step = Interval(
@@ -181,7 +183,7 @@ def option_for(job: PlannedJob, machine: Machine, card: Card, spot: bool = False
         _notes(job, machine, card, feed),
         speed,
     )
-    changes = (*held.changes, *_layout_changes(job, machine, feed), *_advice(job, found, feed))
+    changes = (*held.changes, *_layout_changes(job, machine, feed, held), *_advice(job, found, feed))
     return at_price(replace(found, changes=changes), spot, job.nodes)
 
 
@@ -225,12 +227,21 @@ def _make_fit(job: PlannedJob, card: Card, arithmetic: str, ranks: int) -> _Held
             or attempt(True, parts, job.sharded, [change, cut]).fits
         ):
             return tried[-1]
+    if ranks > 1 and not job.sharded:
+        shard = RecipeChange("parallel.mode", "fsdp", f"{too_much}: each rank keeps its part", applied=True)
+        if attempt(job.checkpointing, job.accumulate, True, [shard]).fits:
+            return tried[-1]
+        again = RecipeChange("train.checkpointing", True, too_much, applied=True)
+        if job.can_checkpoint and attempt(True, job.accumulate, True, [shard, again]).fits:
+            return tried[-1]
     return plain
 
 
-def exposed_exchange(nodes: int, machine: Machine, card: Card, work: TracedWork, device: float) -> Interval:
+def exposed_exchange(
+    nodes: int, machine: Machine, card: Card, work: TracedWork, device: float, sharded: bool = False
+) -> Interval:
     """Seconds of a step: gradients on the wire that the backward pass does not hide, bucket by bucket. `device` is what
-    the step takes on one card."""
+    the step takes on one card; `sharded` weights are gathered too."""
     ranks = machine.gpus * nodes
     if ranks == 1:
         return Interval.exact(0.0)
@@ -240,7 +251,8 @@ def exposed_exchange(nodes: int, machine: Machine, card: Card, work: TracedWork,
         linked = card.nvlink_gb_s is not None and "only by bridge" not in card.note
         rate = (card.nvlink_gb_s or 0.0) * 1e9 * _NVLINK_SHARE if linked else card.pcie_gb_s * 1e9 * _PCIE_SHARE
     backward = device * (1 - work.forward_share)
-    buckets = even_buckets(work.gradient_bytes, device - backward, backward)
+    moved = work.gradient_bytes * (_SHARDED_TRAFFIC if sharded else 1.0)
+    buckets = even_buckets(moved, device - backward, backward)
 
     def exposed(factor: float) -> float:
         return exposed_seconds(buckets, ranks, Link(rate * factor, _EXCHANGE_LATENCY_SECONDS), device)
@@ -269,11 +281,12 @@ def _run_seconds(job: PlannedJob, step: Interval, device: Interval, ranks: int, 
     ).run_seconds()
 
 
-def _layout_changes(job: PlannedJob, machine: Machine, feed: DataFeed) -> list[RecipeChange]:
+def _layout_changes(job: PlannedJob, machine: Machine, feed: DataFeed, held: _Held) -> list[RecipeChange]:
     """Keys that make the recipe use the machine; they change no sample and no weight."""
     changes = []
     if machine.gpus * job.nodes > 1:
-        changes.append(RecipeChange("parallel.mode", "ddp", f"{machine.gpus} cards a machine", applied=True))
+        if not held.setup.sharded:
+            changes.append(RecipeChange("parallel.mode", "ddp", f"{machine.gpus} cards a machine", applied=True))
         changes.append(RecipeChange("parallel.devices", machine.gpus, f"{machine.gpus} cards a machine", applied=True))
     if job.nodes > 1:
         changes.append(RecipeChange("parallel.nodes", job.nodes, "as asked with --nodes", applied=True))

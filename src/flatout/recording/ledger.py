@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatout.recording.files import FOLDER, append_lines, claim_rank, event
-from flatout.recording.loaders import LoaderUse, batch_samples, batch_size, loader_facts
+from flatout.recording.loaders import LoaderUse, batch_samples, batch_shape, batch_size, loader_facts
 from flatout.recording.steps import RecordedStep, StepBook
 from flatout.timeline import Recorder
 
@@ -87,8 +87,11 @@ class ScriptLedger:
         facts = loader_facts(loader)
         if facts != use.facts:
             use.facts = facts
-            self.tell("loader", {"number": use.number, **facts})
+            self._tell_loader(use)
         return use
+
+    def _tell_loader(self, use: LoaderUse) -> None:
+        self.tell("loader", {"number": use.number, **use.facts, "shape": use.shape})
 
     @_guarded
     def begin_fetch(self, use: LoaderUse, grad_enabled: bool) -> None:
@@ -108,7 +111,11 @@ class ScriptLedger:
             self.book.work.wait_seconds += self._end()
         if not found:
             return
-        use.take(batch_samples(batch), self.book.done + 1, self._in_validation)
+        shape = batch_shape(batch)
+        if shape and not use.shape:
+            use.shape = tuple(map(int, shape))
+            self._tell_loader(use)
+        use.take(int(shape[0]) if shape else 0, self.book.done + 1, self._in_validation)
         self._fed_by = use
 
     @_guarded
@@ -130,12 +137,14 @@ class ScriptLedger:
         if trains and not known and grad_enabled:
             self._seen_training.add(id(module))
         fed = self._fed_by is not None and self._fed_by.trained and self._fed_by.passed_by <= 1 and grad_enabled
-        if (not grad_enabled and not self._feeds_training()) or (not trains and known and not fed):
+        # without any loader, a model in training mode acts (reinforcement learning): no validation
+        held_out = not grad_enabled and not self._feeds_training() and (bool(self.loaders) or not trains)
+        if held_out or (not trains and known and not fed):
             self._begin_validation()
         else:
             self.book.begin(self._begin("forward"))
-            if not self._loader_trains:
-                self._call_samples = batch_samples(arguments) or self._call_samples
+            if grad_enabled and not self._loader_trains and not self._call_samples:  # its loss may be called next
+                self._call_samples = batch_samples(arguments)
 
     def _feeds_training(self) -> bool:
         """The newest batch is one of training: a pass without gradients over it is a teacher's, or bookkeeping."""
@@ -167,6 +176,7 @@ class ScriptLedger:
                 self._epoch += 1
         if not self._loader_trains:
             work.samples += self._call_samples
+            self._call_samples = 0
 
     def _train_on(self, use: LoaderUse) -> None:
         self.book.work.samples += use.take_trained()

@@ -13,6 +13,8 @@ class LoaderUse:
     number: int
     facts: dict[str, Any]
     """Its settings, for the run's files."""
+    shape: tuple[int, ...] = ()
+    """Of its first batch."""
     trained: bool = False
     """A backward pass followed one of its batches."""
     validates: bool = False
@@ -115,15 +117,21 @@ def _is_image_folder(dataset: Any) -> bool:
     )
 
 
-def batch_samples(batch: Any, depth: int = 0) -> int:
-    """The first dimension of the first tensor in a batch, whatever it is wrapped in; 0 where there is none."""
+def batch_samples(batch: Any) -> int:
+    """The first dimension of the first tensor in a batch; 0 where there is none."""
+    shape = batch_shape(batch)
+    return int(shape[0]) if shape else 0
+
+
+def batch_shape(batch: Any, depth: int = 0) -> Any:
+    """Of the first tensor in a batch that has any dimension, whatever it is wrapped in; () where there is none."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else 0
+        return shape
     if depth < 4:
         inner = batch.values() if isinstance(batch, Mapping) or hasattr(batch, "values") else batch
         if isinstance(batch, Mapping | list | tuple) or hasattr(batch, "values"):
             for each in inner() if callable(inner) else inner:
-                if found := batch_samples(each, depth + 1):
+                if found := batch_shape(each, depth + 1):
                     return found
-    return 0
+    return ()

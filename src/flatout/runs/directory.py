@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout import untrusted
-from flatout.errors import RunDirectoryError
+from flatout.errors import BadFile, RunDirectoryError
+from flatout.runs.files import described
 from flatout.untrusted import blamed_as
 
 Fate = Literal["here", "deleted", "moved", "replaced"]
@@ -52,8 +53,24 @@ class RunDirectory:
     def exists(self) -> bool:
         return self.config.exists()
 
+    def require_own_files(self) -> None:
+        """RunDirectoryError where a file of the run is a pipe or a device, or a link that leads out of the directory:
+        whoever made it would have another file shown, or written to. Folders of large files may lie elsewhere."""
+        home = os.path.realpath(self.root)
+        for folder in (self.root, self.spans):
+            for entry in _entries(folder):
+                if entry.is_symlink():
+                    inside = os.path.realpath(entry.path).startswith(home + os.sep)
+                elif inside := entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
+                    continue
+                if not inside and (entry.name == self.spans.name or _is_of_a_run(entry.path, self.root)):
+                    raise RunDirectoryError(
+                        f"{entry.path} leads out of the run directory, or is a pipe or a device; remove it"
+                    )
+
     def lock(self) -> None:
         """Hold the run until this process ends; the kernel lets go of it even after a kill -9."""
+        self.require_own_files()
         try:
             self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
             while self._lock is None:
@@ -141,8 +158,8 @@ class RunDirectory:
     def owner(self) -> int | None:
         """The process of this machine that holds the lock; None where there is none, or it cannot be told for sure: a
         number in a file may be another process by now."""
-        with suppress(OSError, ValueError):
-            owner = int(self._lock_path.read_text("ascii").strip() or 0)
+        with suppress(OSError, ValueError, BadFile):
+            owner = int(untrusted.read_text(self._lock_path, 64).strip() or 0)
             about = os.stat(self._lock_path)
             for fd in os.listdir(f"/proc/{owner}/fd"):
                 with suppress(OSError):
@@ -166,6 +183,17 @@ class RunDirectory:
         raise RunDirectoryError(f"cannot move {self.root} aside: too many older copies beside it")
 
 
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """None where there is no such folder."""
+    with suppress(OSError), os.scandir(folder) as found:
+        return list(found)
+    return []
+
+
+def _is_of_a_run(path: str, root: Path) -> bool:
+    return described(os.path.relpath(path, root)) is not None
+
+
 def _same(fd: int, path: Path) -> bool:
     with suppress(OSError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
@@ -174,7 +202,7 @@ def _same(fd: int, path: Path) -> bool:
 
 def _locked(path: Path) -> int | None:
     """An open, locked file, or None where its owner removed it meanwhile. Refused while another process holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # what a link leads to is never emptied
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.untrusted import require_regular
+
 _MOST_RECORD_BYTES = 64 << 20  # images and graphs may be in a record; scalars are 100 bytes
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FLOAT, _DOUBLE = 1, 2  # types of a tensor's elements
@@ -42,6 +44,7 @@ def read_scalars(path: Path) -> list[Scalar]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
+    require_regular(path)
     with path.open("rb") as file:
         while len(header := file.read(12)) == 12:
             (length,) = struct.unpack_from("<Q", header)

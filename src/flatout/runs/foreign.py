@@ -11,7 +11,7 @@ from typing import Any
 from flatout.errors import DataError
 from flatout.runs.events import read_scalars
 from flatout.runs.steps import parse_float
-from flatout.untrusted import blamed_as, read_json
+from flatout.untrusted import MAX_LINE_CHARACTERS, MAX_TABLE_BYTES, blamed_as, open_text, read_json
 
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "eval", "test")
 _ACCURACY = {
@@ -76,9 +76,13 @@ def match_columns(theirs: Iterable[str]) -> dict[str, str]:
 def read_foreign(path: Path) -> ForeignLog:
     """A CSV file, an event file, or a folder that holds either."""
     if path.is_dir():
-        events = sorted(path.rglob("*tfevents*"))
+        try:
+            events = sorted(each for each in path.rglob("*tfevents*") if each.is_file())
+            states = sorted(path.rglob("trainer_state.json"), key=lambda found: found.stat().st_mtime)
+        except OSError as error:  # a tree that is no folder of logs: /proc, links that lead round
+            raise DataError(f"{path} cannot be searched for logs: {error.strerror}; give the log itself") from None
         tables = [path / name for name in ("metrics.csv", "summary.csv") if (path / name).is_file()]
-        if states := sorted(path.rglob("trainer_state.json"), key=lambda found: found.stat().st_mtime):
+        if states:
             return _read_trainer_state(states[-1])  # every checkpoint has one; the newest tells all
         if not events and not tables:
             raise DataError(
@@ -111,9 +115,9 @@ def _read_trainer_state(path: Path) -> ForeignLog:
 
 def _read_csv(path: Path) -> ForeignLog:
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            first = file.readline()
-            file.seek(0)
+        with open_text(path, MAX_TABLE_BYTES, "replace", newline="") as file:
+            first = file.readline(MAX_LINE_CHARACTERS)
+            file.seek(3 if first.startswith("\ufeff") else 0)  # the mark that some programs put first
             reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
             names = [name for name in reader.fieldnames or [] if name]
             rows = [{name: parse_float(row.get(name)) for name in names} for row in reader]

@@ -13,9 +13,10 @@ from typing import Any
 
 from flatout.errors import RunDirectoryError, UserError
 from flatout.runs.directory import RunDirectory, read_json
+from flatout.runs.reading import read_summary
 from flatout.runs.rebuilding import KILLED
-from flatout.runs.schema import check_config, checked_summary
-from flatout.untrusted import blamed_as, read_yaml
+from flatout.runs.schema import check_config
+from flatout.untrusted import read_yaml
 
 _DEPTH = 2  # a suite's runs are one folder further down
 _FRESH_SECONDS = 120.0
@@ -142,10 +143,8 @@ class RunIndex:
 
 def _read_summary(path: str) -> tuple[dict[str, Any], str | None]:
     """And what keeps it from being read."""
-    file = Path(path) / "summary.json"
     try:
-        with blamed_as(RunDirectoryError):
-            return checked_summary(read_json(file), file), None
+        return read_summary(RunDirectory(Path(path))), None
     except (UserError, OSError) as error:
         return {}, str(error)
 

@@ -60,6 +60,7 @@ def read_run(path: Path | str) -> Run:
 
 
 def _read(directory: RunDirectory) -> Run:
+    directory.require_own_files()
     config = read_yaml(directory.config)
     if not isinstance(config, dict):
         raise RunDirectoryError(f"cannot read {directory.config}: it holds no keys")
@@ -75,6 +76,14 @@ def _read(directory: RunDirectory) -> Run:
         else:
             summary = rebuild_summary(directory, summary, config, steps, epochs)
     return Run(directory.root, price_killed_run(summary, config), config, environment, steps, epochs)
+
+
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """summary.json as it stands; without keys before the first one is written. RunDirectoryError where it is damaged,
+    or the directory holds files that are not its own."""
+    directory.require_own_files()
+    with blamed_as(RunDirectoryError):
+        return checked_summary(read_json(directory.summary), directory.summary)
 
 
 def read_epochs(directory: RunDirectory) -> list[dict[str, str]]:

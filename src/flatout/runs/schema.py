@@ -45,6 +45,31 @@ _DATA = dict.fromkeys(
     ),
     "amount",
 )
+_SHARED = dict.fromkeys(
+    (
+        "hits",
+        "local",
+        "alone",
+        "written_back",
+        "asks",
+        "most_asks_per_batch",
+        "busy_answers",
+        "wait_seconds",
+        "bytes",
+        "spoilt",
+        "outages",
+        "rejoined",
+        "connected_seconds",
+        "share_seconds",
+        "share_byte_seconds",
+        "share_gb_seconds",
+        "share_requests",
+        "service_made",
+        "service_evicted_needed",
+        "service_cold_starts",
+    ),
+    "amount",
+)
 SUMMARY = {
     "run": "text",
     "task": "text",
@@ -82,7 +107,7 @@ SUMMARY = {
     "throughput": {"samples_per_second": "amount", "steps_per_second": "amount", "step_seconds": "amounts"},
     "time": {"wall_seconds": "amount", "parts": "amounts", "import_seconds": "amount", "startup_parts": "amounts"},
     "data": {**_DATA, "classes": "count", "splits": {"train": "amounts", "val": "amounts"}},
-    "shared": {},
+    "shared": _SHARED,
     "device_use": dict.fromkeys(
         ("busy_fraction", "utilization_mean", "memory_peak_bytes", "power_watts_mean", "temperature_max_celsius"),
         "amount",

@@ -7,19 +7,20 @@ trace of a live service instead, and compares the decisions.
 import heapq
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import ConfigError
+from flatout.errors import BadFile, ConfigError
 from flatout.service.client.decisions import AskFor, AskHistory, next_action
 from flatout.service.coordinator.instructions import Instruction, Tell
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, Policy
 from flatout.service.coordinator.state import State
 from flatout.service.protocol.messages import Batches, Done, Joined, Leave, Next, Produce, Register, Tick, decode_body
 from flatout.service.protocol.stream_spec import DataSpec, StreamSpec, ViewSpec
+from flatout.untrusted import parse_json, read_lines
 
 _STREAM = "0" * 64
 _VIEW = ViewSpec(name="simulated", crop="raw")
@@ -201,20 +202,23 @@ class Simulation:
 
 def replay(trace: Path) -> tuple[int, list[str]]:
     """Decide again what a live service decided, from its trace; how many decisions, and a line for each difference."""
-    with trace.open(encoding="utf-8") as lines:
-        head = json.loads(next(lines, "{}"))
-        if not isinstance(head, dict) or "policy" not in head:
-            raise ConfigError(f"{trace} is not a trace of `flatout serve --trace`")
-        state, count, differ = State(Policy(**head["policy"])), 0, []
-        for line in lines:
-            now, who, message, expected = json.loads(line)
-            if message["kind"] == "no_space":
-                decided = state.no_space(message["buffer"])
-            elif message["kind"] == "clear":
-                decided = state.clear()
-            else:
-                decided = state.handle(now, who, decode_body(json.dumps(message).encode()))
-            count += 1
-            if [repr(each) for each in decided] != expected:
-                differ.append(f"at {now:.3f} after {who} said {message['kind']}: {decided} instead of {expected}")
+    try:
+        return _replayed(read_lines(trace), trace)
+    except (BadFile, ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration) as error:
+        raise ConfigError(f"{trace} is not a trace of `flatout serve --trace`, or is damaged: {error!r:.200}") from None
+
+
+def _replayed(lines: Iterator[str], trace: Path) -> tuple[int, list[str]]:
+    state, count, differ = State(Policy(**parse_json(next(lines), trace)["policy"])), 0, []
+    for line in lines:
+        now, who, message, expected = parse_json(line, trace)
+        if message["kind"] == "no_space":
+            decided = state.no_space(message["buffer"])
+        elif message["kind"] == "clear":
+            decided = state.clear()
+        else:
+            decided = state.handle(now, who, decode_body(json.dumps(message).encode()))
+        count += 1
+        if [repr(each) for each in decided] != expected:
+            differ.append(f"at {now:.3f} after {who} said {message['kind']}: {decided} instead of {expected}")
     return count, differ

@@ -16,6 +16,8 @@ from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
 
 _FEW_FOLDERS = 16  # are listed without threads, whose stacks take memory
+Identity = tuple[int, int]
+"""Numbers of a file system and of a file or folder on it."""
 _LISTED_AT_ONCE = 4  # folders: a network file system answers several at once, and compiled listing uses all cores
 
 
@@ -27,6 +29,27 @@ def outside_error(what: str, wanted: Range, object_bytes: int) -> StorageError:
     )
 
 
+def _open(path: str, expected: Identity | None) -> OpenFile:
+    """StorageError where the path leads to another file or folder than the `expected` one."""
+    try:
+        opened = OpenFile(path)
+    except OSError as error:
+        raise as_storage_error(path, error) from None
+    if expected not in (None, _identity_of(opened)):
+        raise _replaced(path)
+    return opened
+
+
+def _require_in_place(opened: OpenFile) -> None:
+    """StorageError where its path leads to another one by now: what was learnt by the path is not of this one."""
+    if _identity(opened.path) != _identity_of(opened):
+        raise _replaced(opened.path)
+
+
+def _identity_of(opened: OpenFile) -> Identity:
+    return _number(os.fstat(opened.fileno()))
+
+
 @dataclass(eq=False)
 class FolderStore:
     """Regular files under `root`, through symbolic links, each folder once."""
@@ -34,20 +57,21 @@ class FolderStore:
     root: str
     url: str = field(init=False)
     _opened: OpenFile | None = field(default=None, init=False, repr=False)
+    _expected: Identity | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.root
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # opened again in the other process
+        """Opened again in the other process, which must find the same folder."""
+        expected = self._expected if self._opened is None else _identity_of(self._opened)
+        return {**self.__dict__, "_opened": None, "_expected": expected}
 
     def folder(self) -> OpenFile:
-        """The root itself, for those who open files relative to it."""
+        """The root itself, for those who open files relative to it. It is the one that was listed, whatever has its
+        name by now."""
         if self._opened is None:
-            try:
-                self._opened = OpenFile(self.root)  # two threads may both open it: harmless
-            except OSError as error:
-                raise as_storage_error(self.root, error) from None
+            self._opened = _open(self.root, self._expected)  # two threads may both open it: harmless
         return self._opened
 
     def origin(self) -> str:
@@ -62,7 +86,8 @@ class FolderStore:
     def listed(self, list_folder: "ListFolder | None" = None) -> Iterator["ListedFolder"]:
         """Folder by folder, each once, several at a time. Real folders first, then linked ones: what a link leads to a
         second time keeps its real name."""
-        seen = {_identity(self.root)}
+        folder = self.folder()
+        seen = {_identity_of(folder)}
         waiting, linked = [""], list[str]()
         with ThreadPoolExecutor(_LISTED_AT_ONCE) as pool:
             while waiting:
@@ -77,6 +102,7 @@ class FolderStore:
                 while linked and not waiting:
                     linked.sort(reverse=True)
                     waiting = [f"{name}/" for name in self._new("", [linked.pop()], seen)]
+        _require_in_place(folder)
 
     def _new(self, prefix: str, folders: Sequence[str], seen: set[tuple[int, int]]) -> Iterator[str]:
         """Those of the folders that were not come to before."""
@@ -109,11 +135,17 @@ class FolderStore:
         if wanted.name.startswith("/") or ".." in wanted.name.split("/"):
             return StorageError(f"{what} leads out of the folder; names are relative and without '..'")
         try:
-            file = os.open(os.path.join(self.root, wanted.name), os.O_RDONLY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for a writer
+            file = os.open(wanted.name, flags, dir_fd=self.folder().fileno())
+        except StorageError as error:
+            return error
         except (OSError, ValueError) as error:
             return as_storage_error(what, error)
         try:
-            return read_at(file, 0, os.fstat(file).st_size, wanted, self.root)
+            about = os.fstat(file)
+            if not stat.S_ISREG(about.st_mode):
+                return StorageError(f"{what} is no file; remove it")
+            return read_at(file, 0, about.st_size, wanted, self.root)
         except OSError as error:
             return as_storage_error(what, error)
         finally:
@@ -129,32 +161,29 @@ class TarStore:
     """Name -> offset and length of its bytes."""
     url: str = field(init=False)
     _file: OpenFile | None = field(default=None, init=False, repr=False)
+    _expected: Identity | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.url = self.path
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}  # opened again in the other process
+        """Opened again in the other process, which must find the same archive."""
+        expected = self._expected if self._file is None else _identity_of(self._file)
+        return {**self.__dict__, "_file": None, "_expected": expected}
 
     def origin(self) -> str:
         return os.path.realpath(self.path)
 
     def entries(self) -> Iterator[Entry]:
         table = self._table()
-        try:
-            status = os.stat(self.path)
-        except OSError as error:
-            raise as_storage_error(self.path, error) from None
+        status = os.fstat(self.file().fileno())
         for name, (offset, byte_count) in table.items():
             yield Entry(name, byte_count, file_locator(status, b"%d %d" % (offset, byte_count)))
 
     def file(self) -> OpenFile:
         """The archive itself, for those who know the places of its members."""
         if self._file is None:
-            try:
-                self._file = OpenFile(self.path)  # two threads may both open it: harmless
-            except OSError as error:
-                raise as_storage_error(self.path, error) from None
+            self._file = _open(self.path, self._expected)  # two threads may both open it: harmless
         return self._file
 
     def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
@@ -163,15 +192,11 @@ class TarStore:
         return [place for place in found if place is not None] if None not in found else None
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        table = self._table()
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            return [as_storage_error(self.path, error) for _ in ranges]
-        try:
-            return [self._read(file, table, wanted) for wanted in ranges]
-        finally:
-            os.close(file)
+            table, file = self._table(), self.file()
+        except StorageError as error:
+            return [error for _ in ranges]
+        return [self._read(file.fileno(), table, wanted) for wanted in ranges]
 
     def local_path(self, name: str) -> str | None:
         return None
@@ -181,7 +206,9 @@ class TarStore:
 
     def _table(self) -> dict[str, tuple[int, int]]:
         if self._members is None:
+            file = self.file()
             self._members = index_tar(self.path)
+            _require_in_place(file)
         return self._members
 
     def _read(self, file: int, table: dict[str, tuple[int, int]], wanted: Range) -> bytes | StorageError:
@@ -253,12 +280,19 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
         raise as_storage_error(folder, error) from None
 
 
-def _identity(folder: str) -> tuple[int, int]:
+def _identity(path: str) -> Identity:
     try:
-        status = os.stat(folder)
+        return _number(os.stat(path))
     except OSError as error:
-        raise as_storage_error(folder, error) from None
+        raise as_storage_error(path, error) from None
+
+
+def _number(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
+
+
+def _replaced(path: str) -> StorageError:
+    return StorageError(f"{path} was replaced by another one since it was listed; start again")
 
 
 def as_storage_error(what: str, error: OSError | ValueError) -> StorageError:

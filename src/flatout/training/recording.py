@@ -17,6 +17,7 @@ from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
 from flatout.runs.directory import RunDirectory, read_json, write_json
+from flatout.runs.reading import read_epochs, read_summary
 from flatout.runs.rebuilding import checkpoint_files
 from flatout.runs.step_totals import Steps, StepTotals, read_steps
 from flatout.runs.steps import STEP_COLUMNS
@@ -55,7 +56,7 @@ class RunRecords:
         self._config = config
         self._dataset = dataset
         self._device = device
-        before = read_json(directory.summary)
+        before = read_summary(directory)
         self.attempt = int(before.get("attempts") or 0) + 1
         self.completed = before.get("status") == "completed"
         earlier = read_attempts(directory.spans / "rank0.jsonl")
@@ -72,7 +73,7 @@ class RunRecords:
         self._catalogue = load_catalogue(config.cost.prices)
         self._earlier_steps: Steps | None = read_steps(directory.steps)  # until it is known which are done again
         self._totals = StepTotals(self._earlier_steps)
-        self._epoch_rows = effective_rows(read_table(directory.epochs), "epoch")
+        self._epoch_rows = read_epochs(directory)
         self._looked_at = {"train": 0, "val": 0}  # unusable samples of each split
         self._quarantined = {(row["split"], int(row["sample_id"])) for row in read_table(directory.quarantine)}
 

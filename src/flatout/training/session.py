@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.config.schema import StopConfig
@@ -43,30 +44,25 @@ from flatout.training.stopping import StopSignals, is_interruption, stop_reason
 from flatout.training.trackers import TrackedAttempt, Trackers
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """Owns what must be closed, whatever happens. `run` is called once."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        learner: Learner,
-        directory: RunDirectory,
-        display: Display,
-        signals: StopSignals,
-        ranks: Parallel,
-        startup: StartupClock,
-        precision: Choice[str] | None = None,  # as it was chosen, where the recipe leaves it open
-    ) -> None:
-        self._setup = setup
-        self._precision = precision or choose_precision(setup.config, setup.device.facts)
+    setup: Setup
+    learner: Learner
+    directory: RunDirectory
+    display: Display
+    signals: StopSignals
+    ranks: Parallel
+    startup: StartupClock
+    precision: Choice[str] | None = None  # as it was chosen, where the recipe leaves it open
+
+    def __post_init__(self) -> None:
+        setup, learner, directory, ranks = self.setup, self.learner, self.directory, self.ranks
+        self._precision = self.precision or choose_precision(setup.config, setup.device.facts)
         self._decided = DecisionRecords(directory)
-        self._learner = learner
-        self._directory = directory
-        self._display = display
-        self._signals = signals
-        self._ranks = ranks
-        self._say = RunLog(display, directory, writes=ranks.rank == 0).say
-        self._records = open_records(setup, directory, ranks, startup)
+        self._say = RunLog(self.display, directory, writes=ranks.rank == 0).say
+        self._records = open_records(setup, directory, ranks, self.startup)
         attempt = ranks.group.from_main(self._records.attempt)
         self._recorder = Recorder(directory.spans / f"rank{ranks.rank}.jsonl", attempt)
         self._recorder.device_clock = clock_for(setup.device)
@@ -95,25 +91,25 @@ class Session:
     def run(self, warm_start: str | Path | None, accept_changed_data: bool, started: float | None) -> None:
         """Train to the end, or to a reason to stop. `started`, of time.perf_counter, is where the attempt's time
         begins; None for the start of the process."""
-        ranks, config = self._ranks, self._setup.config
+        ranks, config = self.ranks, self.setup.config
         found, accepted = ranks.together(lambda: self._resume_point(accept_changed_data))
         resumed = broadcast_resume_point(found, ranks)
         if ranks.group.from_main(self._records.completed) and nothing_left(resumed.progress, config):
             self._say(
-                f"{self._directory.root} is complete: {resumed.progress.step} of {self._setup.total_steps} steps; "
+                f"{self.directory.root} is complete: {resumed.progress.step} of {self.setup.total_steps} steps; "
                 "raise train.epochs to go on, or use --fresh to start anew"
             )
             return
         restored = ranks.together(lambda: self._restore(resumed, warm_start))
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above
         restored += speedup_notes(config)
-        for note in (*self._setup.dataset.notes, *self._setup.opened.notes, *resumed.notes, *accepted, *restored):
+        for note in (*self.setup.dataset.notes, *self.setup.opened.notes, *resumed.notes, *accepted, *restored):
             self._say(note)
         self._begin_records(resumed.progress)
         job = self._open_job(resumed.progress)
         self._accounting.summarise("running", None, job)
         failures = FailureHandling(
-            job, self._directory, ranks, self._saving, self._accounting, self._setup.dataset.train.name, self._say
+            job, self.directory, ranks, self._saving, self._accounting, self.setup.dataset.train.name, self._say
         )
         try:
             self._begin_ranks(job, failures)
@@ -141,10 +137,10 @@ class Session:
         """Where the run goes on, by rank 0's disk, and notes for the log."""
         if accept_changed_data:
             self._identity.accept_changes()
-        if self._ranks.rank != 0:
+        if self.ranks.rank != 0:
             return None, []
-        config, opened = self._setup.config, self._setup.opened
-        found = find_resume_point(self._directory, config)
+        config, opened = self.setup.config, self.setup.opened
+        found = find_resume_point(self.directory, config)
         differences = None if found.tensors is None else self._identity.differences()
         accepted = check_compatible(
             found, config, opened.dataset, accept_changed_data, opened.global_batch, differences
@@ -154,39 +150,39 @@ class Session:
         return found, [*accepted, *self._identity.notes(found.tensors is not None, differences), *code]
 
     def _restore(self, resumed: Resumed, warm_start: str | Path | None) -> list[str]:
-        with memory_explained(self._setup.config):
-            notes = restore(self._setup, self._learner, resumed, first_weights(self._setup.config, warm_start))
+        with memory_explained(self.setup.config):
+            notes = restore(self.setup, self.learner, resumed, first_weights(self.setup.config, warm_start))
         self._saving.require_space()
-        if self._setup.device.kind == "cpu":
-            require_memory(2 * weight_bytes(self._learner), self._setup.config.model.name, tightest_limit())
+        if self.setup.device.kind == "cpu":
+            require_memory(2 * weight_bytes(self.learner), self.setup.config.model.name, tightest_limit())
         return notes
 
     def _begin_records(self, progress: Progress) -> None:
-        optimizer, clock = describe_optimizer(self._learner.optimizer), self._recorder.wall_seconds
+        optimizer, clock = describe_optimizer(self.learner.optimizer), self._recorder.wall_seconds
         place, _ = own_identity()
-        near = [pid for where, pid in self._ranks.group.gather(own_identity()) if where == place]
-        self._records.begin(optimizer, self._ranks.interface, clock, self._say, near)
-        if self._ranks.rank == 0:
+        near = [pid for where, pid in self.ranks.group.gather(own_identity()) if where == place]
+        self._records.begin(optimizer, self.ranks.interface, clock, self._say, near)
+        if self.ranks.rank == 0:
             self._saving.write_facts()
             self._trackers.start(
-                TrackedAttempt(self._directory.root, self._setup.config, self._records.attempt, progress.step + 1)
+                TrackedAttempt(self.directory.root, self.setup.config, self._records.attempt, progress.step + 1)
             )
 
     def _open_job(self, progress: Progress) -> Job:
         try:
-            return self._ranks.together(lambda: self._job(progress))
+            return self.ranks.together(lambda: self._job(progress))
         except FlatoutError as error:  # a loader that cannot start, for want of room in /dev/shm or of an answer
             self._accounting.summarise_failed_start(str(error), progress.samples_seen)
             raise
 
     def _job(self, progress: Progress) -> Job:
-        setup, config, opened = self._setup, self._setup.config, self._setup.opened
+        setup, config, opened = self.setup, self.setup.config, self.setup.opened
         workers = opened.choose_workers(config.data, setup.device.kind, opened.plan)
         left = math.ceil((setup.total_steps - progress.step) / opened.plan.batches_per_epoch)
         epochs = max(1, min(left, config.epochs_to_train - progress.epoch))
-        self._batches.open_train(workers, epochs, self._recorder, self._directory.root)
+        self._batches.open_train(workers, epochs, self._recorder, self.directory.root)
         source = self._batches.source
-        if self._ranks.rank == 0 and source.decided is not None:
+        if self.ranks.rank == 0 and source.decided is not None:
             self._decided.begin(self._resolve(source.decided), self._records.attempt, progress.step)
         self._batches.open_val(workers, epochs)
         if config.parallel.mode == "dp":
@@ -197,34 +193,34 @@ class Session:
         )
         for line in (*say_arithmetic(config, setup.device), *source.notes):
             self._say(line)
-        limits = config.stop if self._ranks.rank == 0 else StopConfig()  # rank 0 keeps the time and the money
+        limits = config.stop if self.ranks.rank == 0 else StopConfig()  # rank 0 keeps the time and the money
         accounting = self._accounting
         return Job(
             config,
             setup.task,
-            self._learner,
+            self.learner,
             source,
             self._batches.val_source,
             self._recorder,
             progress,
             save=self._saving.save,
-            stop_reason=lambda: stop_reason(limits, self._signals, accounting.elapsed_seconds, accounting.spent_usd),
+            stop_reason=lambda: stop_reason(limits, self.signals, accounting.elapsed_seconds, accounting.spent_usd),
             total_steps=setup.total_steps,
-            ranks=self._ranks,
-            peak_rate=setup.peak_rate(self._ranks.world_size),
+            ranks=self.ranks,
+            peak_rate=setup.peak_rate(self.ranks.world_size),
         )
 
     def _resolve(self, data: DataDecisions) -> Resolved:
-        config, place = self._setup.config, own_place(self._setup.config)
-        between = ONE_PROCESS if self._ranks.world_size == 1 or place is None else chosen_interface(config, place)
+        config, place = self.setup.config, own_place(self.setup.config)
+        between = ONE_PROCESS if self.ranks.world_size == 1 or place is None else chosen_interface(config, place)
         monitored = self._records.monitored_interface()
-        return resolve(config, self._learner, data, self._ranks.world_size, self._precision, between, monitored)
+        return resolve(config, self.learner, data, self.ranks.world_size, self._precision, between, monitored)
 
     def _begin_ranks(self, job: Job, failures: FailureHandling) -> None:
         """From here on the ranks watch each other."""
-        notes = self._ranks.begin(job.learner, self._recorder, failures.lost_rank, job.source.quarantine.update)
-        notes += restore_own(self._ranks, job.learner, self._directory.checkpoints, job.progress.step)
-        notes += look_at_link(self._ranks, job, self._records.keep_link)
+        notes = self.ranks.begin(job.learner, self._recorder, failures.lost_rank, job.source.quarantine.update)
+        notes += restore_own(self.ranks, job.learner, self.directory.checkpoints, job.progress.step)
+        notes += look_at_link(self.ranks, job, self._records.keep_link)
         for note in notes:
             self._say(note)
 
@@ -232,7 +228,7 @@ class Session:
 
     def _follow(self, job: Job) -> None:
         """Run the loop; write down and show what it yields."""
-        self._display.begin(_title(job), job.progress.step, job.total_steps)
+        self.display.begin(_title(job), job.progress.step, job.total_steps)
         self._recorder.end_startup()
         for record in train(job):
             self._accounting.record_quarantine()
@@ -270,7 +266,7 @@ class Session:
         )
         self._hint.add(record.step_seconds, record.data_wait_seconds)
         hint = self._hint.text()
-        self._display.advance(_title(job), record.step, job.total_steps, f"{figures}  {hint}" if hint else figures)
+        self.display.advance(_title(job), record.step, job.total_steps, f"{figures}  {hint}" if hint else figures)
 
     # The end
 
@@ -282,17 +278,17 @@ class Session:
         except (OSError, NoSpace) as error:
             cause = (
                 f"training ended at step {job.progress.step} and its weights are safe in "
-                f"{self._directory.checkpoints}, but the last records could not be written: {error}; free some space, "
+                f"{self.directory.checkpoints}, but the last records could not be written: {error}; free some space, "
                 "then the same command writes them"
             )
             with suppress(OSError):
-                mark_failed(self._directory, cause)
+                mark_failed(self.directory, cause)
             raise RunFailed(cause) from None
         if self._saving.lost_home is not None:
             self._say(f"WARNING: {self._saving.lost_home}")
 
     def _write_last_records(self, job: Job) -> None:
-        tensors = finite_tensors(job.learner, job.progress.step, keep=self._ranks.rank == 0)
+        tensors = finite_tensors(job.learner, job.progress.step, keep=self.ranks.rank == 0)
         status = "completed" if job.stopped is None else "stopped"
         if self._saving.keep_home(job.progress.step):
             self._saving.write(tensors, job.progress)

@@ -1,6 +1,5 @@
 """The pages and streams of the dashboard. Every request passes the guard; blocking work runs in threads."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from functools import cached_property
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from flatout.commands.dashboard import Board, Row, runs_shell, static_file
 from flatout.errors import FlatoutError
 from flatout.web.guard import Guard
-from flatout.web.streams import PUSH_SECONDS, Looked, Streams, event_text, follow_pieces
+from flatout.web.streams import PUSH_SECONDS, Looked, Streams, event_text
 
 if TYPE_CHECKING:
     from flatout.commands.dashboard_run import WatchedRuns
@@ -80,9 +79,9 @@ class GuardedApp:
         return answer
 
 
-def make_app(board: Board, guard: Guard) -> GuardedApp:
+def make_app(board: Board, guard: Guard, streams: Streams) -> GuardedApp:
     """The whole dashboard as an ASGI application."""
-    pages = Pages(board, guard)
+    pages = Pages(board, guard, streams)
     routes = [
         Route("/", pages.runs),
         Route("/run/{key:path}", pages.run),
@@ -109,10 +108,10 @@ class Pages:
     """Handlers, one for each address. All but those of the list need what explains runs, which takes a moment to load:
     it is imported when it is first asked for, so that the list is there at once."""
 
-    def __init__(self, board: Board, guard: Guard) -> None:
+    def __init__(self, board: Board, guard: Guard, streams: Streams) -> None:
         self._board = board
         self._guard = guard
-        self._streams = Streams()
+        self._streams = streams
 
     @cached_property
     def _watched(self) -> "WatchedRuns":
@@ -189,7 +188,7 @@ class Pages:
             fragments, alarms = self._watched.fragments(key)
             return dict(fragments), {"alarms": [vars(alarm) for alarm in alarms]}
 
-        return self._streams.answer(follow_pieces(request, look))
+        return self._streams.answer(self._streams.follow_pieces(request, look))
 
     async def compare_events(self, request: Request) -> Response:
         keys, by = self._compared(request), request.query_params.get("by", "step")
@@ -199,7 +198,7 @@ class Pages:
 
             return comparison_fragments(self._watched, keys, by), {}
 
-        return self._streams.answer(follow_pieces(request, look))
+        return self._streams.answer(self._streams.follow_pieces(request, look))
 
     async def plain_events(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
@@ -209,7 +208,7 @@ class Pages:
 
             return plain_fragments(self._board, name), {}
 
-        return self._streams.answer(follow_pieces(request, look))
+        return self._streams.answer(self._streams.follow_pieces(request, look))
 
     @staticmethod
     def _compared(request: Request) -> list[str]:
@@ -218,11 +217,12 @@ class Pages:
     async def _follow_rows(self, request: Request, columns: list[str]) -> AsyncIterator[str]:
         """Rows that changed. Of many runs the newest come first, and the rest as fast as it can be read."""
         sent: dict[str, Row] = {}
-        while not await request.is_disconnected():
+        going = await self._streams.go_on(request)
+        while going:
             text, sent, unread, seconds = await run_in_threadpool(self._look_at_rows, columns, sent)
             yield text
-            if not unread:
-                await asyncio.sleep(min(_MOST_PAUSE_SECONDS, max(PUSH_SECONDS, _IDLE_FACTOR * seconds)))
+            pause = 0.0 if unread else min(_MOST_PAUSE_SECONDS, max(PUSH_SECONDS, _IDLE_FACTOR * seconds))
+            going = await self._streams.go_on(request, pause)
 
     def _look_at_rows(self, columns: list[str], sent: dict[str, Row]) -> tuple[str, dict[str, Row], int, float]:
         """The event, all rows, how many are still to come, and what the look took of this thread's core."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from flatout.commands.dashboard import Board
@@ -34,6 +35,7 @@ def serve_dashboard(
         import uvicorn
 
         from flatout.web.app import make_app
+        from flatout.web.streams import Streams
     except ImportError as error:
         raise ConfigError(f"the dashboard needs {error.name}; pip install 'flatout[web]'") from None
     on_loopback = host in LOOPBACK
@@ -51,14 +53,21 @@ def serve_dashboard(
     say.flush()
     with suppress(OSError, AttributeError):
         os.nice(10)  # training goes first
+    streams = Streams()
     config = uvicorn.Config(
-        make_app(Board(folders), guard),
+        make_app(Board(folders), guard, streams),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,
         lifespan="off",
     )
-    uvicorn.Server(config).run(sockets=[listener])
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            streams.end()  # else it would wait for pages that are open
+            super().handle_exit(sig, frame)
+
+    Server(config).run(sockets=[listener])
 
 
 def start_beside(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Figures and alarms of a run that goes on, from its summary and last steps."""
 
+import json
+import math
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,16 @@ def test_a_run_that_goes_on_has_progress_time_left_and_dollars_that_tick() -> No
     assert found.samples_per_second == pytest.approx(4)
     assert found.metric_text == "75.0 %"
     assert found.hint == ""
+
+
+@pytest.mark.parametrize("column", range(1, 7))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_steps_that_are_no_numbers_give_no_figures_that_are_none(column: int, value: float) -> None:
+    """A stream of the dashboard cannot hold them."""
+    rows = recent()
+    rows[3, column] = value
+    found = live_figures(SUMMARY, rows, "running", 0.01, 1040.0)
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_an_ended_run_says_what_its_summary_says() -> None:

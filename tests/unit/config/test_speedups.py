@@ -79,11 +79,33 @@ def test_a_runs_own_record_loads_back_to_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "epochs", "wanted"),
-    [(64, 3, {}), (24, 16, {}), (64, 4, {0: 32, 2: 48, 3: 64}), (224, 90, {0: 112, 36: 168, 68: 224})],
+    ("side", "epochs", "stride", "wanted"),
+    [
+        (64, 3, 8, {}),
+        (20, 16, 8, {}),
+        (24, 16, 8, {0: 16, 7: 24}),
+        (64, 4, 8, {0: 32, 2: 48, 3: 64}),
+        (64, 16, 32, {0: 48, 12: 64}),
+        (48, 16, 32, {}),
+        (224, 90, 32, {0: 112, 36: 168, 68: 224}),
+    ],
 )
-def test_sides_grow_to_the_whole(side: int, epochs: int, wanted: dict[int, int]) -> None:
-    assert growing_sides(side, epochs) == wanted
+def test_sides_grow_to_the_whole_and_leave_the_last_layers_something(
+    side: int, epochs: int, stride: int, wanted: dict[int, int]
+) -> None:
+    assert growing_sides(side, epochs, stride) == wanted
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ({}, {0: 32, 7: 48, 12: 64}),
+        ({"stem": "standard"}, {0: 48, 12: 64}),
+        ({"name": "timm:resnet18"}, {0: 48, 12: 64}),
+    ],
+)
+def test_how_small_pictures_begin_depends_on_the_model(model: dict[str, str], sizes: dict[int, int]) -> None:
+    assert load_config({**AUTO, "model": model}).config.views["train-64"].sizes == sizes
 
 
 def test_translation_has_none() -> None:

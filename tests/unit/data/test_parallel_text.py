@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout.config.schema import DataConfig, VocabularyConfig
-from flatout.data.text.parallel_text import ParallelText, open_parallel_text
+from flatout.data.text.parallel_text import ParallelText, open_parallel_text, unpacked
 from flatout.data.text.vocabulary import BEGIN, END, Vocabulary, learn_vocabulary
 from flatout.errors import DataError
 
@@ -136,10 +136,15 @@ def test_the_vocabulary_is_learned_once_and_a_run_keeps_its_own(tmp_path: Path) 
     write_both(data, "train", SOURCE, TARGET)
     write_both(data, "val", SOURCE, TARGET)
     first = opened(data)
-    (stored,) = (tmp_path / "cache" / "flatout").glob("vocabulary-*.json")
+    (stored,) = (tmp_path / "cache" / "flatout").glob("vocabulary-*")
+    whole = stored.read_text(encoding="utf-8")
     other = learn_vocabulary(["something else entirely"] * 9, VocabularyConfig(size=300))
-    stored.write_text(other.text, encoding="utf-8")
+    stored.write_text(f"{other.digest}\n{other.text}", encoding="utf-8")
     assert opened(data).vocabulary.digest == other.digest, "not read from where it is stored"
+    for damaged in (other.text, whole.replace("a", "b"), whole[:-9], ""):
+        stored.write_text(damaged, encoding="utf-8")
+        assert opened(data).vocabulary.digest == first.vocabulary.digest
+    assert stored.read_text(encoding="utf-8") == whole
     run.mkdir()
     (run / "vocabulary.json").write_text(first.vocabulary.text, encoding="utf-8")
     config = DataConfig.model_validate({"path": str(data), "source_language": "en", "target_language": "de"})
@@ -150,3 +155,11 @@ def test_the_vocabulary_is_learned_once_and_a_run_keeps_its_own(tmp_path: Path) 
 def test_a_damaged_vocabulary_is_said() -> None:
     with pytest.raises(DataError, match="vocabulary cannot be read"):
         Vocabulary("{").encode(["a"])
+
+
+def test_what_unpacks_without_end_is_no_text() -> None:
+    text = gzip.compress(b"a line of words\n" * 100_000)
+    assert len(unpacked(text, "train.en.gz")) == 1_600_000
+    bomb = gzip.compress(bytes(200_000_000), 9)
+    with pytest.raises(DataError, match=r"train.en.gz unpacks to more than 100 times its 194 kB; is it text\?"):
+        unpacked(bomb, "train.en.gz")

@@ -344,3 +344,12 @@ def test_a_batch_that_fits_leaves_room_for_what_is_no_tensor() -> None:
     assert proposed == [440, 424]  # 0.9 (16 - 0.6) / 8 of 256, and 0.9 (16 - 1.1) / 8
     small = signals(batch_size=256, device_memory_peak_bytes=0.5e9, device_memory_total_bytes=1e9)
     assert memory_headroom.find(small) is None  # the context takes the rest
+
+
+def test_what_was_hidden_of_an_exchange_stays_hidden_in_16_bits() -> None:
+    """The bucket is ready 0.025 s into a step of 0.1: half of its 0.075 s end at 0.0625, after 0.05 s of computing."""
+    two = ranks(communication_seconds=0.05, buckets=((25e6, 0.025),), gradient_bytes=25e6)
+    found = exposed_communication.find(signals(ranks=two))
+    assert found is not None
+    assert found.saved_seconds == pytest.approx(200 * (0.05 - 0.0125), rel=0.02)
+    assert found.cost_seconds == pytest.approx(200 * 0.05)

@@ -148,3 +148,27 @@ def test_the_line_of_a_slow_epoch_start_is_the_samplers_and_not_the_loops() -> N
     kept = {"num_workers": 4, "persistent_workers": True}
     told = explain_signals(replace(slow, script=script(lines=lines, loader=kept)))
     assert (told.cause, "data.py:7" in told.verdict) == ("epoch-start", True)
+
+
+def test_an_iterator_for_every_batch_is_named_before_what_it_waits_for() -> None:
+    anew = tuple(step._replace(epoch=at, batch_index=0) for at, step in enumerate(steps(own=0.03, wait=0.1)))
+    loader = {"num_workers": 2, "samples": 640, "batch_size": 64}
+    told = explain_signals(replace(signals(steps=anew, workers=2), script=script(loader=loader)))
+    assert (told.cause, "batches = iter(loader)" in told.verdict) == ("epoch-start", True)
+    one_batch = script(loader={**loader, "samples": 64})
+    assert "iter(loader)" not in explain_signals(replace(signals(steps=anew, workers=2), script=one_batch)).verdict
+
+
+def test_memory_that_grew_until_the_command_ended_is_named() -> None:
+    """The recorder's last look is at itself alone."""
+    seconds = tuple(float(second) for second in range(40))
+    grown = (*(1e9 + 50e6 * second for second in seconds[:-1]), 4e7)
+    told = explain_signals(replace(signals(seconds=seconds, resident_bytes=grown), script=script()))
+    assert told.cause == "memory"
+
+
+def test_a_loss_that_grows_is_no_divergence_where_there_is_no_data() -> None:
+    grown = Finding("diverged", "diverged", "Training diverged: the loss grew from 2.36 to 20.40", (), Fix(""))
+    learning = replace(signals(), script=script(loader={}))
+    assert "diverged" not in [finding.id for finding in in_script_words(learning, [grown])]
+    assert "diverged" in [finding.id for finding in in_script_words(replace(learning, script=script()), [grown])]

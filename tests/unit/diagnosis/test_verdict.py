@@ -104,3 +104,23 @@ def test_what_takes_more_leads_even_where_its_fix_saves_a_part() -> None:
     explained = explain_signals(signals(parts={"copy": 5.0, "checkpoint": 5.5}))
     assert [finding.id for finding in explained.findings] == ["copy", "checkpoint-time"]
     assert explained.findings[0].saved_seconds < explained.findings[1].saved_seconds
+
+
+def test_a_validation_that_is_long_by_its_tiny_batches_is_the_batchs() -> None:
+    """Of 20 s of validation nine tenths are paid for each batch of 2: fewer validations would save half of them."""
+    device = {"kind": "emulated", "emulated_base_seconds": 0.009, "emulated_seconds_per_sample": 0.0005}
+    tiny = tuple(row(n // 50, n % 50, 2, 0.011, 0.0) for n in range(100))
+    seen = signals(steps=tiny, batch_size=2, validations=2, epochs_planned=2, parts={"validation": 20.0}, **device)
+    explained = explain_signals(seen)
+    assert [finding.id for finding in explained.findings] == ["small-batch", "validation-time"]
+    assert explained.findings[0].saved_seconds > 15
+
+
+def test_a_slow_disk_without_workers_is_charged_with_its_reads_alone() -> None:
+    """Of 0.3 s a batch 0.1 are read and 0.2 decoded, in the training thread: workers would hide all of it."""
+    inline = signals(
+        workers=0, steps=steps(own=0.3, wait=0.3), fetch_seconds=22.0, decode_seconds=38.0, augment_seconds=0.0
+    )
+    assert inline.step_with(0, fetch_factor=0.0) == pytest.approx(0.3 + 38.0 / 200)
+    assert inline.step_with(1) == pytest.approx(0.3, rel=0.01)
+    assert explain_signals(inline).cause == "data-workers"

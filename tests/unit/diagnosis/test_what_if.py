@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from constructed import signals, steps
+from pydantic import ValidationError
 
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.device import DeviceTime
@@ -104,6 +105,12 @@ def test_a_key_the_model_knows_nothing_of_is_refused() -> None:
 
 def test_a_calibration_survives_its_file() -> None:
     assert Calibration.from_dict(JOB.to_dict()) == JOB
+
+
+@pytest.mark.parametrize("change", [{"settings": 1.5}, {"device": None}, {"cores": "many"}, {"buckets": [1]}])
+def test_a_damaged_calibration_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Calibration.from_dict({**JOB.to_dict(), **change})
 
 
 def test_a_run_predicts_itself() -> None:

@@ -160,6 +160,45 @@ def test_a_small_batch_is_told_what_a_larger_one_would_bring():
     assert advice(option(batch=256), "data.batch_size") is None
 
 
+def test_a_store_that_answers_late_limits_where_many_cores_decode():
+    far = replace(SAMPLES, store="s3", decode_seconds=0.002, augment_seconds=0.0)
+    feeds = [feed_of(far, machine(vcpus=cores, network_gbps=25.0), 256, 10, cached=False) for cores in (1.0, 64.0)]
+    assert [feed.limit for feed in feeds] == ["decode", "store"]
+
+
+def test_receiving_takes_cores_too():
+    near, far = (
+        feed_of(replace(SAMPLES, store=store, bytes_each=500_000), machine(network_gbps=25.0), 256, 10, cached=False)
+        for store in ("memory", "s3")
+    )
+    assert far.limit == "decode"
+    assert far.per_second.value == pytest.approx(near.per_second.value * 0.004 / 0.005, rel=0.01)
+
+
+def test_launching_and_decoding_share_the_cores():
+    def per_second(host_seconds: float) -> float:
+        kept = replace(SAMPLES, store="memory")
+        return feed_of(kept, machine(), 256, 10, cached=False, host_seconds=host_seconds).per_second.value
+
+    assert per_second(256 * 0.004 / 0.85) == pytest.approx(per_second(0.0) / 2)  # a vCPU there has 0.85 of one here
+
+
+def test_weights_too_large_for_one_card_are_sharded_over_several():
+    def large(narrow: bool, checkpointing: bool) -> TracedWork:
+        told = work(narrow, checkpointing)
+        return replace(
+            told, memory={**told.memory, "weights": Line(9e9, 0), "optimizer": Line(9e9, 0)}, gradient_bytes=9e9
+        )
+
+    four = machine("g4dn.12xlarge", gpus=4, vcpus=48.0)
+    told = option(four, works=large, batch=8)
+    assert told.fits
+    modes = [change.value for change in told.changes if change.key == "parallel.mode"]
+    assert modes == ["fsdp"]
+    assert not option(works=large, batch=8).fits
+    assert [c.value for c in option(four, sharded=True).changes if c.key == "parallel.mode"] == []
+
+
 def test_more_vcpus_than_workers_by_default_are_told_of():
     slow = replace(SAMPLES, decode_seconds=0.2)
     wide, narrow = (option(machine("g4dn.8xlarge", vcpus=cores), samples=slow) for cores in (64.0, 17.0))

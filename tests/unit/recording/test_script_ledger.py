@@ -307,3 +307,34 @@ def test_a_batch_that_goes_to_another_device_is_a_copy_and_a_change_of_type_is_n
     (attempt,) = read_attempts(tmp_path / "spans/rank0.jsonl")
     assert sum(attempt.parts.values()) == pytest.approx(attempt.wall_seconds, abs=1e-4)
     assert attempt.parts["unattributed"] < 1e-3
+
+
+def test_acting_without_a_loader_is_no_validation_and_evaluating_is(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for _ in range(3):
+            with torch.no_grad():
+                model(torch.ones(1, 4))
+            model(torch.ones(6, 4)).mean().backward()
+            optimizer.step()
+    (acted,) = read_attempts(tmp_path / "spans/rank0.jsonl")
+    assert acted.parts["validation"] == 0
+    with recorded(tmp_path / "evaluated"):
+        model(torch.ones(6, 4)).mean().backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+    (evaluated,) = read_attempts(tmp_path / "evaluated/spans/rank0.jsonl")
+    assert evaluated.parts["validation"] > 0
+
+
+def test_samples_without_a_loader_are_the_models_and_not_the_loss_functions(tmp_path: Path) -> None:
+    model, criterion = nn.Linear(4, 2), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path):
+        for _ in range(2):
+            criterion(model(torch.ones(3, 5, 4)).reshape(15, 2), torch.zeros(15, dtype=torch.long)).backward()
+            optimizer.step()
+    assert [each["samples"] for each in events(tmp_path, "step")] == [3, 3]

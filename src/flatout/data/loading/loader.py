@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,38 +32,30 @@ from flatout.timeline import Recorder
 _MEASUREMENTS, _MEASURED = 3, 4  # times samples that are prepared to choose the number of workers
 
 
+@dataclass(eq=False, repr=False)
 class Loader:
     """A BatchSource over a pool. With `look_ahead`, the end of an epoch already prepares the start of the next."""
 
-    def __init__(
-        self,
-        recipe: BatchPlan,
-        pool: Pool,
-        prefetch: int,
-        deadline_seconds: float,
-        max_quarantine_share: float,
-        look_ahead: bool = True,
-        recorder: Recorder | None = None,
-        control: WorkerControl | None = None,
-    ) -> None:
-        self.notes: tuple[str, ...] = ()  # what was chosen, and why
-        self.decided: DataDecisions | None = None
-        self.changes: list[Change] = []  # of what was decided, while it runs
-        self.log: SampleLog | None = None
-        self.cache: SampleCache | None = None
-        self.memory_bytes = 0  # at most, for batches and cache
-        self.recipe = recipe
-        self.samples = len(recipe.split)
-        self.batches_per_epoch = recipe.batches_per_epoch
+    recipe: BatchPlan
+    pool: Pool  # who prepares the batches
+    prefetch: int
+    deadline_seconds: float
+    max_quarantine_share: float
+    look_ahead: bool = True
+    recorder: Recorder | None = None
+    control: WorkerControl | None = None
+    notes: tuple[str, ...] = ()  # what was chosen, and why
+    decided: DataDecisions | None = None
+    changes: list[Change] = field(default_factory=list)  # of what was decided, while it runs
+    log: SampleLog | None = None
+    cache: SampleCache | None = None
+    memory_bytes: int = 0  # at most, for batches and cache
+
+    def __post_init__(self) -> None:
+        self.samples = len(self.recipe.split)
+        self.batches_per_epoch = self.recipe.batches_per_epoch
         self.quarantine: dict[int, Failure] = {}
         self.stages = LoadStats()
-        self.pool = pool  # who prepares the batches
-        self._prefetch = prefetch
-        self._deadline_seconds = deadline_seconds
-        self._max_quarantine_share = max_quarantine_share
-        self._look_ahead = look_ahead
-        self._recorder = recorder
-        self._control = control
         self._pending: deque[Key] = deque()
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -74,20 +66,20 @@ class Loader:
             self.pool.forget()
             self._pending.clear()
         self._submit_ahead((epoch, start))
-        if self._control is not None:
-            self._control.restart()
+        if self.control is not None:
+            self.control.restart()
         for index in range(start, self.batches_per_epoch):
             ready, asked = self.pool.ready(), time.perf_counter()
-            if self._recorder is not None:
-                self._recorder.value("queue", "depth", ready)
-            prepared = self.pool.wait((epoch, index), self._deadline_seconds)
-            if self._control is not None and (note := self._control.after_batch(ready, time.perf_counter() - asked)):
-                self._prefetch = self._control.prefetch
-                self._note_change(f"{note}, at batch {index} of epoch {epoch}", self._control)
-                if self._recorder is not None:
-                    self._recorder.value("workers", "active", self._control.active_workers)
+            if self.recorder is not None:
+                self.recorder.value("queue", "depth", ready)
+            prepared = self.pool.wait((epoch, index), self.deadline_seconds)
+            if self.control is not None and (note := self.control.after_batch(ready, time.perf_counter() - asked)):
+                self.prefetch = self.control.prefetch
+                self._note_change(f"{note}, at batch {index} of epoch {epoch}", self.control)
+                if self.recorder is not None:
+                    self.recorder.value("workers", "active", self.control.active_workers)
             self._pending.popleft()
-            if self._look_ahead or index + 1 < self.batches_per_epoch:
+            if self.look_ahead or index + 1 < self.batches_per_epoch:
                 self._submit_ahead(_successor((epoch, index), self.batches_per_epoch))
             yield self._checked(prepared)
 
@@ -117,7 +109,7 @@ class Loader:
 
     def _submit_ahead(self, first: Key) -> None:
         key = _successor(self._pending[-1], self.batches_per_epoch) if self._pending else first
-        while len(self._pending) < self._prefetch and (key[0] == first[0] or self._look_ahead):
+        while len(self._pending) < self.prefetch and (key[0] == first[0] or self.look_ahead):
             self.pool.submit(key)
             self._pending.append(key)
             key = _successor(key, self.batches_per_epoch)
@@ -126,15 +118,15 @@ class Loader:
         self.stages.add(prepared.stages)
         if prepared.digested is not None:
             self.recipe.split.record(*prepared.digested)
-        if self._recorder is not None:
+        if self.recorder is not None:
             for work in prepared.work:
-                self._recorder.lane(work.worker, work.stage, work.start, work.seconds)
+                self.recorder.lane(work.worker, work.stage, work.start, work.seconds)
         self.quarantine.update((failure.sample_id, failure) for failure in prepared.failures)
-        if len(self.quarantine) > self._max_quarantine_share * self.samples:
+        if len(self.quarantine) > self.max_quarantine_share * self.samples:
             last = next(reversed(self.quarantine.values()))
             raise TooManyQuarantined(
                 f"{len(self.quarantine)} of {self.samples} samples cannot be used, more than "
-                f"data.max_quarantine_share = {self._max_quarantine_share:g} allows; the last is {last.name!r}: "
+                f"data.max_quarantine_share = {self.max_quarantine_share:g} allows; the last is {last.name!r}: "
                 f"{last.reason}"
             )
         batch = as_batch(prepared)
@@ -188,7 +180,8 @@ def open_loader(
     cache = choose_cache(config.cache, recipe, kind, plan.cache_bytes, epochs)
     prefetch = plan.prefetch.value
     pool, control = _open_pool(recipe, chosen, cache.store, memory, prefetch)
-    loader = Loader(
+    shm_note = memory_note() if kind == "process" else None
+    return Loader(
         recipe,
         pool,
         chosen.prefetch_with(count, prefetch),
@@ -197,13 +190,12 @@ def open_loader(
         look_ahead,
         recorder,
         control,
+        tuple(note for note in (stage.note, shm_note, _adapts_note(chosen), cache.choice.note) if note),
+        decisions.decided_locally(config, chosen, plan, stage, cache.choice),
+        log=log,
+        cache=cache.store,
+        memory_bytes=own_bytes + (prefetch + 2) * batch_bytes + cache.memory_bytes,
     )
-    shm_note = memory_note() if kind == "process" else None
-    loader.notes = tuple(note for note in (stage.note, shm_note, _adapts_note(chosen), cache.choice.note) if note)
-    loader.decided = decisions.decided_locally(config, chosen, plan, stage, cache.choice)
-    loader.log, loader.cache = log, cache.store
-    loader.memory_bytes = own_bytes + (prefetch + 2) * batch_bytes + cache.memory_bytes
-    return loader
 
 
 def _open_pool(

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.errors import BadFile
 from flatout.machine.files import write_whole
+from flatout.untrusted import MAX_ARRAYS_BYTES, read_bytes
 
 Arrays = dict[str, NDArray[Any]]
 _DIGEST_BYTES = 32
@@ -26,12 +28,14 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 def read_arrays(path: Path) -> Arrays | None:
     """None where there is no file, or not one that is whole."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_ARRAYS_BYTES)
         if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
             return None
         with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as saved:
+            if any(each.compress_type != zipfile.ZIP_STORED for each in saved.zip.infolist()):
+                return None  # never written so; what it unfolds to has no limit
             return {name: saved[name] for name in saved.files}
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile):
+    except (BadFile, OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile):
         return None
 
 

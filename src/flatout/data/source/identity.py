@@ -15,8 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.pixels.decode import native
+from flatout.errors import BadFile
 from flatout.machine.budgets import cache_folder
 from flatout.machine.files import write_whole
+from flatout.untrusted import MAX_ARRAYS_BYTES, read_bytes
 
 Words = NDArray[np.uint64]  # [rows, 2]: 16 bytes each; all zeros where nothing is known
 DIGEST_BYTES = 16
@@ -158,8 +160,8 @@ def _read_book(path: Path) -> Words | None:
 def _book_bytes(path: Path) -> bytes | None:
     """None where there is none, or a damaged one: it is learnt again."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = read_bytes(path, MAX_ARRAYS_BYTES)
+    except (BadFile, OSError):
         return None
     book = data[_FILE_DIGEST_BYTES:]
     return book if book and digest_of(book) == data[:_FILE_DIGEST_BYTES] else None

@@ -139,6 +139,8 @@ class PackReader:
     shard_names: tuple[str, ...]
     index: PackIndex
     _maps: dict[str, memoryview] = field(default_factory=dict, compare=False, repr=False)
+    _status: dict[str, os.stat_result] = field(default_factory=dict, compare=False, repr=False)
+    """Of the files that are mapped: what a path leads to may be another one a moment later."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": {}}  # mapped again in the other process
@@ -174,13 +176,11 @@ class PackReader:
 
     def _shard_files(self) -> bytes:
         """Locators of shards whose pixels are compared with the index once; empty where a change could go unseen."""
-        paths = [self.store.local_path(name) for name in self.shard_names]
-        if self.index.mode != "decoded" or None in paths:
+        if self.index.mode != "decoded" or any(self.store.local_path(name) is None for name in self.shard_names):
             return b""
-        try:
-            found = [os.stat(path) for path in paths if path is not None]
-        except OSError:
-            return b""
+        for number in range(len(self.shard_names)):
+            self._mapped(number)
+        found = [self._status[name] for name in self.shard_names]
         now = time.time_ns()
         if any(abs(now - each.st_ctime_ns) < _SETTLED_NANOSECONDS for each in found):
             return b""  # changed again within the clock's grain it would look the same
@@ -204,7 +204,13 @@ class PackReader:
             path = self.store.local_path(name)
             assert path is not None
             with open(path, "rb") as file:
-                empty = os.fstat(file.fileno()).st_size == 0  # of samples without a byte, and cannot be mapped
+                status = os.fstat(file.fileno())
+                known = self._status.setdefault(name, status)
+                if file_locator(known) != file_locator(
+                    status
+                ):  # in a worker process, later than in the one that opened
+                    raise DataError(f"{path} was replaced since the pack was opened; start again")
+                empty = status.st_size == 0  # of samples without a byte, and cannot be mapped
                 view = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             self._maps[name] = view  # two threads may both map it: harmless
         return view

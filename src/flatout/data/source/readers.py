@@ -87,7 +87,8 @@ def read_source(source: Source | StorageError) -> bytes | memoryview | StorageEr
     if not isinstance(source, str):
         return source
     try:
-        with open(source, "rb") as file:
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe in its place would wait for a writer
+        with open(fd, "rb") as file:
             return file.read()
     except FileNotFoundError:
         return ObjectMissing(f"{source} is not there any more")

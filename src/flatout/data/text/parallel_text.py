@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,13 @@ from flatout.sampling import uniforms
 from flatout.storage import open_checked
 from flatout.storage.counters import StoreCounters
 from flatout.storage.protocol import Store, counters_of, read_one
+from flatout.units import format_bytes
 
 if TYPE_CHECKING:
     from flatout.config.schema import DataConfig
 
 _HOLDOUT_STREAM = 0xFF
+_MOST_EXPANSION, _SMALL_BYTES = 100, 64 << 20  # of a .gz file: text takes a third to a tenth of its length
 VOCABULARY_FILE = "vocabulary.json"  # in the run's directory
 
 
@@ -186,10 +189,23 @@ def _read(store: Store, name: str) -> bytes:
     answer = read_one(store, name)
     if not name.endswith(".gz"):
         return answer
+    return unpacked(answer, name)
+
+
+def unpacked(data: bytes, name: object) -> bytes:
+    """The content of a .gz file. Text that is more than _MOST_EXPANSION times as long is none: refused before it takes
+    the memory."""
+    most = max(_SMALL_BYTES, _MOST_EXPANSION * len(data))
     try:
-        return gzip.decompress(answer)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{name} is not a whole .gz file: {error}") from None
+    if len(text) > most:
+        raise DataError(
+            f"{name} unpacks to more than {_MOST_EXPANSION} times its {format_bytes(len(data))}; is it text?"
+        )
+    return text
 
 
 def _lines(data: bytes) -> list[bytes]:

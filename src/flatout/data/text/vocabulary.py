@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import ConfigError, DataError
+from flatout.errors import BadFile, ConfigError, DataError
 from flatout.machine.budgets import cache_folder
 from flatout.machine.files import write_whole
+from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, read_text
 
 if TYPE_CHECKING:
     from flatout.config.schema import VocabularyConfig
@@ -74,21 +75,24 @@ def learn_vocabulary(lines: Iterable[str], config: "VocabularyConfig") -> Vocabu
 def stored_vocabulary(lines: Iterable[str], text_digest: str, config: "VocabularyConfig") -> Vocabulary:
     """The vocabulary of these lines: learned the first time, read from the cache after that."""
     key = hashlib.sha256(f"{text_digest} {config.kind} {config.size} {_imported().__version__}".encode()).hexdigest()
-    path = cache_folder() / f"vocabulary-{key[:32]}.json"
-    if path.exists():
-        return Vocabulary(path.read_text(encoding="utf-8"))
+    path = cache_folder() / f"vocabulary-{key[:32]}.kept"
+    with suppress(BadFile, OSError):
+        digest, _, text = read_text(path, MAX_RECORD_BYTES, newline="").partition("\n")
+        if digest == Vocabulary(text).digest:  # else damaged: learned again
+            return Vocabulary(text)
     learned = learn_vocabulary(lines, config)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else: the run has its own copy
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, learned.text.encode())
+        write_whole(path, f"{learned.digest}\n{learned.text}".encode())
     return learned
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
     try:
-        return Vocabulary(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the vocabulary {path}: {error}") from None
+        with blamed_as(DataError):
+            return Vocabulary(read_text(path, MAX_RECORD_BYTES))
+    except FileNotFoundError as error:
+        raise DataError(f"cannot read the vocabulary {path}: {error.strerror}") from None
 
 
 def _imported() -> Any:

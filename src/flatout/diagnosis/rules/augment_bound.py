@@ -63,7 +63,7 @@ def find(signals: Signals) -> Finding | None:
             f"{signals.input.workers} worker(s), {signals.host.cores} usable cores",
         ),
         _fix(signals),
-        faster_steps(signals, signals.step_with(max(1, signals.input.workers), work_factor=rest), error=0.3),
+        faster_steps(signals, signals.step_with(signals.input.workers, work_factor=rest), error=0.3),
     )
 
 

@@ -16,6 +16,7 @@ def _threads(signals: Signals) -> Finding | None:
     if signals.device.kind != "cpu" or threads <= signals.host.machine_cores:
         return None
     computing = signals.net(*COMPUTING)
+    waited = signals.contention.own(*COMPUTING) or 0.3 * computing
     ranks = f" of {signals.ranks_near} ranks" if signals.ranks_near > 1 else ""
     return saving(
         signals,
@@ -24,7 +25,8 @@ def _threads(signals: Signals) -> Finding | None:
         f"{threads} compute threads{ranks} share {signals.host.machine_cores} cores",
         (f"threads of one operation wait for the slowest of them; {_waited(signals)}",),
         Fix("as many threads as there are cores", {"threads": "auto"}),
-        Interval(0.3 * computing, 0.05 * computing, 0.7 * computing),
+        # from threads that take turns, which costs little, to threads that spin at each barrier, which costs nearly all
+        Interval(waited, min(waited, 0.05 * computing), max(waited, 0.99 * computing)),
     )
 
 

@@ -22,5 +22,5 @@ def find(signals: Signals) -> Finding | None:
         "run waits for data",
         (f"it gave at most {format_bytes(rate)}/s",),
         Fix("a faster volume, or less to read: flatout data pack with resized images"),
-        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.5), error=0.3),
+        faster_steps(signals, signals.step_with(signals.input.workers, fetch_factor=0.5), error=0.3),
     )

@@ -13,12 +13,16 @@ _LEAST_BYTES = 50e6
 _LEAST_SHARE = 0.10  # of what is held in the middle of the run
 _STRAIGHT = 0.9  # of the variance that a straight line explains
 _SOON_SECONDS = 24 * 3600.0
+_ENDED = 0.5  # of the reading before: the last one was taken when a recorded command had ended
 
 
 def find(signals: Signals) -> Finding | None:
     """The second half alone: until then caches fill and allocators find their size."""
-    half = len(signals.host.resident_bytes) // 2
-    held, at = signals.host.resident_bytes[half:], signals.host.seconds[half:]
+    whole = signals.host.resident_bytes
+    if len(whole) > 1 and whole[-1] < _ENDED * whole[-2]:
+        whole = whole[:-1]
+    half = len(whole) // 2
+    held, at = whole[half:], signals.host.seconds[half : len(whole)]
     if len(held) < _LEAST_SAMPLES or len(at) != len(held) or at[-1] <= at[0]:
         return None
     thirds = [statistics.fmean(held[len(held) * part // 3 : len(held) * (part + 1) // 3]) for part in range(3)]

@@ -21,5 +21,5 @@ def find(signals: Signals) -> Finding | None:
         Fix(
             "look at the path to the store (proxy, VPN, region); stage the data to read it once", {"data.stage": "auto"}
         ),
-        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=1 - share), error=0.3),
+        faster_steps(signals, signals.step_with(signals.input.workers, fetch_factor=1 - share), error=0.3),
     )

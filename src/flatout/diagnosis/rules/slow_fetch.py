@@ -24,7 +24,7 @@ def find(signals: Signals) -> Finding | None:
         f"{_tail(signals) or f'fetching is {percent(load.fetch_seconds / load.seconds)} of the time for a batch'}",
         _evidence(signals),
         _fix(signals),
-        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.1), error=0.3),
+        faster_steps(signals, signals.step_with(signals.input.workers, fetch_factor=0.1), error=0.3),
     )
 
 

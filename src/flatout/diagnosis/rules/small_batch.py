@@ -19,9 +19,15 @@ def fixed_seconds(signals: Signals) -> Interval:
     around = Interval.exact((signals.net("optimizer") - warm_up) / steps)
     if signals.device.emulated_base_seconds is not None:
         return around + signals.device.emulated_base_seconds
-    if signals.recipe.batch_size > _TINY:
-        return around
-    return around + _LAUNCH_SHARE * (signals.net("forward", "backward") / steps)
+    return around + _fixed_share(signals) * (signals.net("forward", "backward") / steps)
+
+
+def _fixed_share(signals: Signals) -> Interval:
+    """Of forward, backward and validation: what is paid for each batch, whatever its size."""
+    base, each = signals.device.emulated_base_seconds, signals.device.emulated_seconds_per_sample
+    if base is not None and each is not None and base > 0:
+        return Interval.exact(base / (base + each * signals.recipe.batch_size))
+    return _LAUNCH_SHARE if base is None and signals.recipe.batch_size <= _TINY else Interval.exact(0.0)
 
 
 def find(signals: Signals) -> Finding | None:
@@ -82,5 +88,5 @@ def _small(signals: Signals) -> Finding | None:
             "or compile",
             signals.recipe.batch_change(larger),
         ),
-        fixed * (signals.step.done * 7 / 8),
+        (fixed * signals.step.done + _fixed_share(signals) * signals.net("validation")) * (7 / 8),
     )

@@ -25,5 +25,5 @@ def find(signals: Signals) -> Finding | None:
         f"answered with slow down, and {percent(signals.data_wait_share)} of the run waits for data",
         (f"{percent(share)} of the requests were refused and sent again after a pause",),
         fix,
-        faster_steps(signals, signals.step_with(max(1, signals.input.workers), fetch_factor=0.1), error=0.3),
+        faster_steps(signals, signals.step_with(signals.input.workers, fetch_factor=0.1), error=0.3),
     )

@@ -30,6 +30,7 @@ class GatheredBatch:
 
     @property
     def weight(self) -> float:
+        """What all ranks' parts of the batch weigh together: of images, samples that are trained on."""
         return sum(row[0] for row in self._rows())
 
     @property

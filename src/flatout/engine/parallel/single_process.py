@@ -64,7 +64,7 @@ class SingleProcess:
     def together(self, work: Callable[[], T]) -> T:
         return work()
 
-    def begin(self, *_: object) -> list[str]:
+    def begin(self, learner: object, recorder: object, end: object, foreign_failures: object = None) -> list[str]:
         return []
 
     def measure_link(self, device: torch.device) -> None:

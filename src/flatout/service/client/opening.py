@@ -59,6 +59,9 @@ def open_shared_loader(
     remember = _rememberer(order_file if config.shared_start == "window" else None)
     pool = SharedPool(recipe, JoinSettings(register, _connector(config), remember), open_local, memory_for(device_kind))
     pool.join()
+    notes = tuple(pool.notes) or (f"shared: alone for now, {pool.stats.last_trouble}",)
+    if decided.shared.value == HERE and (note := memory_note()) is not None:
+        notes += (note,)
     loader = Loader(
         recipe,
         pool,
@@ -66,11 +69,10 @@ def open_shared_loader(
         config.batch_deadline_seconds,
         config.max_quarantine_share,
         recorder=recorder,
+        notes=notes,
+        decided=decided,
+        changes=changes,
     )
-    loader.decided, loader.changes = decided, changes
-    loader.notes = tuple(pool.notes) or (f"shared: alone for now, {pool.stats.last_trouble}",)
-    if decided.shared.value == HERE and (note := memory_note()) is not None:
-        loader.notes += (note,)
     return loader, pool
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.errors import FlatoutError, ServiceUnavailable
@@ -35,6 +36,7 @@ _HELLO_SECONDS = 10.0
 _FROM_JOBS = (Register, Next, Claim, Done, Failed, Spoilt, Leave)
 
 
+@dataclass(eq=False)
 class SessionRegistry:
     """Admits sessions by token, checks what they register, and passes their messages to the coordinator.
 
@@ -42,34 +44,29 @@ class SessionRegistry:
     `greet` has given to a session.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        token: str,
-        roots: DataRoots | None = None,
-        store_password: str | None = None,
-        code: AllowedCode = NO_CODE,
-    ) -> None:
-        self.coordinator = coordinator
+    coordinator: Coordinator
+    token: str = field(repr=False)
+    roots: DataRoots | None = None
+    """None: every session may open what this user may."""
+    store_password: str | None = field(default=None, repr=False)
+    code: AllowedCode = NO_CODE
+
+    def __post_init__(self) -> None:
         self.changed = threading.Condition()
         self.jobs: set[str] = set()
         self.joined = 0  # jobs since the start
         self.lost_at: float | None = None  # when the last job to go was lost: it may come back; None if it left
         self.stop_asked = False
-        self._token = token
-        self._roots = roots  # None: every session may open what this user may
-        self._store_password = store_password
-        self._code = code
         self._numbers = itertools.count(1)
 
     def greet(self, message: AnyMessage) -> tuple[str, Message]:
         """A name for the new session, and the answer; an empty name is a refusal."""
         if not isinstance(message, Hello):
             return "", Refused(reason="say hello first")
-        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+        if not hmac.compare_digest(message.token.encode(), self.token.encode()):
             return "", Refused(reason="wrong token; take the one that `flatout serve` has written", stop=True)
         who = f"{message.role}:{message.name}#{next(self._numbers)}"
-        return who, Welcome(store=self.coordinator.store.address, store_password=self._store_password)
+        return who, Welcome(store=self.coordinator.store.address, store_password=self.store_password)
 
     def add(self, who: str) -> None:
         if who.startswith("job:"):
@@ -104,15 +101,15 @@ class SessionRegistry:
             return Refused(
                 reason="the stream's name is not that of its spec; use the same version of flatout everywhere"
             )
-        if (refusal := self._code.refusal(message.spec.view_values)) is not None:
+        if (refusal := self.code.refusal(message.spec.view_values)) is not None:
             return Refused(reason=refusal)
         try:
             checked_view(message.spec)
         except FlatoutError as error:
             return Refused(reason=str(error)[:2000])
-        if self._roots is None:
+        if self.roots is None:
             return message
-        path = self._roots.resolved(message.spec.data.path)
+        path = self.roots.resolved(message.spec.data.path)
         if path is None:
             return Refused(
                 reason=f"the service does not open {message.spec.data.path[:500]}, which is under none of the roots "

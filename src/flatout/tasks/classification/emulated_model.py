@@ -11,19 +11,14 @@ from torch import Tensor, nn
 from flatout.errors import ConfigError
 
 
+@dataclass
 class Wait:
     """Waits to an absolute deadline; what one wait overshoots, the next is shorter by, so that steps do not drift."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-        spin_seconds: float = 100e-6,
-    ) -> None:
-        self.clock = clock
-        self.sleep = sleep
-        self.spin_seconds = spin_seconds  # how late a sleep wakes when idle; no more, since spinning holds the GIL
-        self.owed_seconds = 0.0
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+    spin_seconds: float = 100e-6  # how late a sleep wakes when idle; no more, since spinning holds the GIL
+    owed_seconds: float = 0.0
 
     def until(self, start: float, seconds: float) -> None:
         """Return `seconds` after `start`, less what is owed from before."""
