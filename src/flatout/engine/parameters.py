@@ -46,7 +46,7 @@ def check_later_freezing(model: nn.Module, config: ModelConfig) -> None:
     names = [name for name, _ in bare(model).named_parameters()]
     for first in sorted(config.freeze_from):
         trained -= chosen(names, config.freeze_from[first], f"model.freeze_from.{first}")
-    if not trained:
+    if config.freeze_from and not trained:
         raise ConfigError(
             f"model.freeze_from is {config.freeze_from}, which is all of the model in the end; leave something"
         )
