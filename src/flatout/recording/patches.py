@@ -59,7 +59,7 @@ class Hooks:
             ("backward", self._hook_backward),
             ("DataLoader", self._hook_loaders),
             ("loader workers", self._hook_fetchers),
-            ("torch.save", self._hook_saving),
+            ("torch.save", lambda: self._patch(torch, "save", lambda original: self._as_part("checkpoint", original))),
             ("copies to the device", self._hook_copies),
             ("collectives", self._hook_collectives),
         ):
@@ -243,25 +243,22 @@ class Hooks:
 
     # ---- the rest
 
-    def _hook_saving(self) -> None:
-        self._patch(torch, "save", lambda original: self._as_part("checkpoint", original))
-
     def _hook_copies(self) -> None:
+        def wrapper(original: Any) -> Any:
+            def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                ledger = self.ledger
+                if ledger is None or ledger.inside or _get_ident() != ledger.thread:
+                    return original(tensor, *args, **kwargs)
+                since = time.perf_counter()
+                moved = original(tensor, *args, **kwargs)
+                if moved.device != tensor.device:
+                    ledger.copied(since)
+                return moved
+
+            return to
+
         for name in ("to", "cuda"):
-            self._patch(torch.Tensor, name, self._copy_wrapper)
-
-    def _copy_wrapper(self, original: Any) -> Any:
-        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            ledger = self.ledger
-            if ledger is None or ledger.inside or _get_ident() != ledger.thread:
-                return original(tensor, *args, **kwargs)
-            since = time.perf_counter()
-            moved = original(tensor, *args, **kwargs)
-            if moved.device != tensor.device:
-                ledger.copied(since)
-            return moved
-
-        return to
+            self._patch(torch.Tensor, name, wrapper)
 
     def _hook_collectives(self) -> None:
         distributed = torch.distributed
