@@ -27,7 +27,7 @@ from flatout.data.audit.examination import examine, look_at, open_contents
 from flatout.data.audit.findings import AuditFinding, describe, judge
 from flatout.data.source.dataset import open_dataset
 from flatout.data.source.pack_writer import PackOptions, write_pack
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from flatout.reports.audit_page import audit_html, printable
 
 CLASSES, TRAIN, VAL = ("ant", "bee", "cat"), 12, 2
@@ -427,7 +427,7 @@ def test_a_page_for_a_dataset_of_broken_files_only(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_known_before_the_work(folder: Path) -> None:
-    with pytest.raises(DataError, match="make it first"):
+    with pytest.raises(ConfigError, match="make it first"):
         audit_data(str(folder), folder / "no" / "such" / "audit.html")
 
 
