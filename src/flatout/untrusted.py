@@ -90,8 +90,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """As `read_text`, of any content."""
     try:
         require_regular(path, max_bytes)
-        with path.open("rb") as file:
-            return file.read(max_bytes)
+        with path.open("rb") as file:  # so many bytes are allocated before any is read
+            return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
     except FileNotFoundError:
         raise
     except OSError as error:

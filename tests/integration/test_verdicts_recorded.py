@@ -114,7 +114,9 @@ def test_a_neighbour_on_the_same_core_is_named_and_no_part_is_blamed_for_it(shap
     assert signals.contention.holders.neighbours > 0.5
     assert explained.cause == "host"
     assert "other processes" in explained.verdict
-    assert signals.net("optimizer") < signals.time.part("optimizer")
+    parts = ("forward", "backward", "optimizer")  # a short one alone may have met nobody
+    assert all(signals.net(part) <= signals.time.part(part) for part in parts)
+    assert sum(map(signals.net, parts)) < sum(map(signals.time.part, parts))
     assert shares_add_up(explained)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flatout import untrusted
 from flatout.errors import BadFile
-from flatout.untrusted import check_shape, number, parse_json, parse_yaml, read_json_lines, read_text
+from flatout.untrusted import check_shape, number, parse_json, parse_yaml, read_bytes, read_json_lines, read_text
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 8)}]\n" for level in range(1, 20)
@@ -143,3 +143,8 @@ def test_both_loaders_of_yaml_read_the_same(values: object) -> None:
     for flow in (True, False):
         text = yaml.safe_dump(values, default_flow_style=flow, allow_unicode=True)
         assert parse_yaml(text, "") == yaml.safe_load(text)
+
+
+def test_a_limit_is_not_what_a_small_file_takes(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"12")
+    assert read_bytes(tmp_path / "small", 2**60) == b"12"  # not to be allocated on any machine
