@@ -31,6 +31,12 @@ class OnlyValidates(Net):
         return None if self.training else super().forward(images)
 
 
+class Spare(Net):
+    def __init__(self, classes, channels):
+        super().__init__(classes, channels)
+        self.spare = nn.Linear(channels, classes)
+
+
 class Nothing(nn.Module):
     def __init__(self, classes, channels):
         super().__init__()
@@ -166,6 +172,7 @@ def test_a_file_that_changes_between_attempts_is_said(shapes: Path, work: Path) 
         ({"validate__metrics": ["./parts.py:Focal"]}, "validate.metrics has './parts.py:Focal'"),
         ({"checkpoint__metric": "top11"}, "there are top1, top5, val_loss, train_loss, mean_error"),
         ({"model__name": "./net.py:OnlyValidates"}, "which gives a NoneType for images"),
+        ({"model__name": "./net.py:Spare"}, "whose parameter spare.weight receives no gradient: it would never be trained"),
         ({"model__name": "./net.py:Nothing"}, "the model has no parameters that are trained"),
         ({"model__name": "nowhere.net:Net"}, "model.name is 'nowhere.net:Net': no module 'nowhere' is installed"),
         ({"views__small__transform": "./darkr.py:darker"}, "did you mean darker.py?"),

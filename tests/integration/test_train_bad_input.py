@@ -84,6 +84,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         with_dataset(lambda data: shutil.rmtree(data / "val" / "0-circle")),
         "'0-circle' is only in train",
     ),
+    "pages in place of pictures": (
+        with_dataset(lambda data: [each.write_bytes(b"<html>") for each in data.glob("train/*/*")]),
+        "none of 16 samples of training, from all over the data, can be decoded",
+    ),
     "missing recipe": (lambda work: ["train", "none.yaml"], "no recipe at none.yaml"),
     "folder as a recipe": (lambda work: ["train", "."], "it is a directory; name a file"),
     "recipe that is not YAML": (with_file("bad.yaml", b"name: [", "train", "bad.yaml"), "bad.yaml is not valid YAML"),

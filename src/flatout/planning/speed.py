@@ -7,7 +7,7 @@ computed at once, which is how the coefficients are fitted (benchmarks/planning/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -163,10 +163,6 @@ def kernel_seconds(jobs: Columns, coefficients: Floats) -> Floats:
     busy = (computing**soft + moving**soft) ** (1 / soft) * factors[jobs.layout]
     result: Floats = busy + at("kernel_microseconds") * 1e-6
     return result
-
-
-def coefficient_vector(values: Mapping[str, float]) -> Floats:
-    return np.array([values[name] for name in NAMES])
 
 
 def _row(each: Kernels, batch: float, card: Card, precision: str, channels_last: bool | None) -> tuple[float, ...]:

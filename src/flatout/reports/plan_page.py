@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.reports.page import csp_hash, printable
-from flatout.reports.plan_text import name_of
+from flatout.reports.plan_text import count_text, hours_text, interval_text, name_of
 from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_usd
 
@@ -40,10 +40,11 @@ def plan_page(plan: Mapping[str, Any]) -> str:
 def _sentence(word: str, option: Mapping[str, Any] | None) -> str:
     if option is None:
         return f"<p><b>{word}:</b> nothing that fits stays within the limit</p>"
-    usd = "no price" if option["usd"] is None else _range(option["usd"], format_usd)
+    usd = "no price" if option["usd"] is None else interval_text(option["usd"], format_usd)
     return (
         f"<p><b>{word}:</b> {escape(name_of(option))}, {option['gpus']} x {escape(option['gpu'])}: "
-        f"{_range(option['hours'], _hours)}, {usd}; {escape(option['limit'])} limits; {escape(option['basis'])}</p>"
+        f"{interval_text(option['hours'], hours_text)}, {usd}; {escape(option['limit'])} limits; "
+        f"{escape(option['basis'])}</p>"
     )
 
 
@@ -62,7 +63,7 @@ def _plot(plan: Mapping[str, Any]) -> str:
         x, y = across(each["hours"]["value"]), up(each["usd"]["value"])
         on = name_of(each) in named
         colour, radius = ("#b3261e", 5) if on else ("#9aa5b1", 3)
-        title = f"{name_of(each)}: {_hours(each['hours']['value'])}, {format_usd(each['usd']['value'])}"
+        title = f"{name_of(each)}: {hours_text(each['hours']['value'])}, {format_usd(each['usd']['value'])}"
         if on:
             low, high = across(each["hours"]["low"]), across(each["hours"]["high"])
             marks.append(f'<line x1="{low:.0f}" x2="{high:.0f}" y1="{y:.0f}" y2="{y:.0f}" stroke="{colour}"/>')
@@ -105,25 +106,13 @@ def _row(option: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
         (name_of(option), ""),
         (f"{option['gpus']} x {option['gpu']}", ""),
         (fits, ""),
-        (_range(option["samples_per_second"], _count), "n"),
-        (_range(option["device_samples_per_second"], _count), "n"),
+        (interval_text(option["samples_per_second"], count_text), "n"),
+        (interval_text(option["device_samples_per_second"], count_text), "n"),
         (option["limit"], ""),
-        (_range(option["hours"], _hours), "n"),
-        ("no price" if option["usd"] is None else _range(option["usd"], format_usd), "n"),
+        (interval_text(option["hours"], hours_text), "n"),
+        ("no price" if option["usd"] is None else interval_text(option["usd"], format_usd), "n"),
         (option["basis"], ""),
         (changes, "dim"),
     ]
     row = "".join(f'<td class="{kind}">{escape(printable(str(text)))}</td>' for text, kind in cells)
     return f"<tr{' class=best' if name_of(option) in plan['frontier'] else ''}>{row}</tr>"
-
-
-def _range(interval: Mapping[str, float], form: Any) -> str:
-    return f"{form(interval['value'])} ({form(interval['low'])} to {form(interval['high'])})"
-
-
-def _hours(value: float) -> str:
-    return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"

@@ -49,8 +49,10 @@ def _best(plan: Mapping[str, Any]) -> Text:
         if best is None:
             text.append(f"{missing}\n", style="yellow")
             continue
-        usd = "no price" if best["usd"] is None else _range(best["usd"], format_usd)
-        text.append(f"{name_of(best)} ({best['gpus']} x {best['gpu']}): {_range(best['hours'], _hours)}, {usd}; ")
+        usd = "no price" if best["usd"] is None else interval_text(best["usd"], format_usd)
+        text.append(
+            f"{name_of(best)} ({best['gpus']} x {best['gpu']}): {interval_text(best['hours'], hours_text)}, {usd}; "
+        )
         text.append(f"{best['limit']} limits; {best['basis']}\n")
     return text
 
@@ -66,10 +68,10 @@ def _table(options: Sequence[Mapping[str, Any]], named: set[str]) -> Table:
             f"{mark}{name_of(each)}\n{each['cloud']}",
             f"{each['gpus']} x {each['gpu']}",
             fits if each["fits"] else f"no: {format_bytes(each['peak_bytes'])}",
-            _stacked(each["samples_per_second"], _count),
-            _stacked(each["device_samples_per_second"], _count),
+            _stacked(each["samples_per_second"], count_text),
+            _stacked(each["device_samples_per_second"], count_text),
             each["limit"] + (f"\nwaits {each['waiting_share']:.0%}" if each["waiting_share"] > 0.05 else ""),
-            _stacked(each["hours"], _hours),
+            _stacked(each["hours"], hours_text),
             "no price" if each["usd"] is None else _stacked(each["usd"], format_usd),
             each["basis"],
         )
@@ -112,15 +114,15 @@ def scores_text(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
             each["plan"],
             each["machine"],
             each["run"],
-            _count(each["planned"]),
-            _count(each["measured"]),
+            count_text(each["planned"]),
+            count_text(each["measured"]),
             f"{100 * each['error']:+.1f} %",
             "yes" if each["inside"] else "no",
         )
     return table
 
 
-def _range(interval: Mapping[str, float], form: Any) -> str:
+def interval_text(interval: Mapping[str, float], form: Any) -> str:
     return f"{form(interval['value'])} ({form(interval['low'])} to {form(interval['high'])})"
 
 
@@ -128,9 +130,9 @@ def _stacked(interval: Mapping[str, float], form: Any) -> str:
     return f"{form(interval['value'])}\n{form(interval['low'])} to {form(interval['high'])}"
 
 
-def _hours(value: float) -> str:
+def hours_text(value: float) -> str:
     return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
 
 
-def _count(value: float) -> str:
+def count_text(value: float) -> str:
     return f"{value:,.0f}"

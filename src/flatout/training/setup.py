@@ -10,7 +10,9 @@ import torch
 from flatout.config.schema import Config
 from flatout.config.tasks import DEFAULT_TASK
 from flatout.cost import hourly_rate_usd, load_catalogue
+from flatout.data.audit.first_look import refuse_undecodable
 from flatout.data.batch import AnyDataset
+from flatout.data.source.dataset import Dataset
 from flatout.decisions import Choice
 from flatout.decisions.compute import choose_precision, choose_threads
 from flatout.engine.cuda_defaults import prepare_cuda, with_precision
@@ -80,6 +82,8 @@ def prepare_setup(
     import_task(config.task)  # before the clock of the listing runs
     with startup.part("listing"):
         opened = open_task(config, run_folder, ranks.rank, ranks.world_size)
+        if ranks.rank == 0 and isinstance(opened.dataset, Dataset) and config.data.max_quarantine_share < 1:
+            refuse_undecodable(opened.dataset.train)
     total = config.train.epochs * opened.plan.batches_per_epoch
     total = total if config.train.max_steps is None else min(total, config.train.max_steps)
     setup = Setup(config, device, opened, total)

@@ -33,3 +33,30 @@ def test_weights_statistics_and_random_state_are_as_before() -> None:
 def test_what_a_model_gives_in_training_is_looked_at_too() -> None:
     with pytest.raises(ConfigError, match=r"which gives \[2, 3\] for images \[2, 3, 16, 16\]"):
         try_model(Net(in_training=3), trial_images(16, torch.device("cpu")), 4, "./net.py:Net")
+
+
+class Experts(nn.Module):
+    """Each image goes through one of two parts, dark ones through the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dark, self.light = nn.Linear(3, 4), nn.Linear(3, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        means = images.mean((2, 3))
+        chosen = (means.sum(1) > 0).nonzero().flatten().tolist()
+        rows = [(self.light if row in chosen else self.dark)(means[row]) for row in range(len(means))]
+        return torch.stack(rows)
+
+
+def test_parts_that_only_some_images_go_through_are_not_called_unused() -> None:
+    try_model(Experts(), trial_images(16, torch.device("cpu")), 4, "./net.py:Net")
+
+
+def test_an_unused_parameter_is_named_unless_it_is_frozen() -> None:
+    model = Net()
+    model.spare = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"whose parameter spare\.weight receives no gradient"):
+        try_model(model, trial_images(16, torch.device("cpu")), 4, "./net.py:Net")
+    model.spare.requires_grad_(False)
+    try_model(model, trial_images(16, torch.device("cpu")), 4, "./net.py:Net")

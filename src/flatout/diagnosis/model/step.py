@@ -14,11 +14,6 @@ def step_seconds(
     return max(device + exposed_communication, loading) + copy + residual
 
 
-def serial_step_seconds(device: float, load: float, copy: float = 0.0, residual: float = 0.0) -> float:
-    """Without workers nothing overlaps: the training thread loads, then computes."""
-    return device + load + copy + residual
-
-
 def replay(load_seconds: Sequence[float], device_seconds: float, workers: int, prefetch: int) -> float:
     """Mean step over measured load times: workers take batches in order, at most `prefetch` ahead of the step."""
     free = [0.0] * max(1, workers)

@@ -15,6 +15,7 @@ from flatout.errors import ConfigError
 from flatout.tasks.protocol import Loss, Sums, ValidationMetric
 
 _TRIED = 2  # samples
+_TRIED_AGAIN = 64
 
 
 def open_loss(train: TrainConfig) -> Loss | None:
@@ -68,29 +69,48 @@ def metric_values(metrics: Mapping[str, ValidationMetric], sums: Sums) -> dict[s
 
 
 def try_model(model: nn.Module, images: Tensor, classes: int, name: str) -> Tensor:
-    """Logits of images that mean nothing, as in validation and then as in training; what is wrong with them is a
-    ConfigError. Leaves model and random state as they were."""
+    """Logits of images that mean nothing, as in validation and then as in training; what is wrong with them, and a
+    parameter that they do not depend on, is a ConfigError. Leaves model and random state as they were."""
     kept = {name: value.clone() for name, value in model.named_buffers()}
+    devices = [images.device] if images.is_cuda else []
     try:
-        logits = [_tried(model.train(training), images, classes, name) for training in (False, True)]
+        with plugins.blamed(f"model.name is {name!r}"), torch.random.fork_rng(devices):
+            with torch.no_grad():
+                logits = _checked(model.eval()(images), images, classes, name)
+            unused = _unused(model, _checked(model.train()(images), images, classes, name))
+            if unused:  # which part of a model an image goes through may depend on the image
+                noise = torch.randn(_TRIED_AGAIN, *images.shape[1:], device=images.device)
+                unused = unused & _unused(model, model(noise))
     finally:
         for buffer, value in kept.items():
             model.get_buffer(buffer).copy_(value)
         model.train()
-    return logits[0]
-
-
-def _tried(model: nn.Module, images: Tensor, classes: int, name: str) -> Tensor:
-    what, devices = f"model.name is {name!r}", [images.device] if images.is_cuda else []
-    with plugins.blamed(what), torch.no_grad(), torch.random.fork_rng(devices):
-        logits = model(images)
-    if not isinstance(logits, Tensor) or tuple(logits.shape) != (len(images), classes):
-        got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    if unused:
+        first = next(each for each, _ in model.named_parameters() if each in unused)
         raise ConfigError(
-            f"{what}, which gives {got} for images {list(images.shape)}; it must give logits {[len(images), classes]}, "
-            f"one for each of {classes} classes"
+            f"model.name is {name!r}, whose parameter {first} receives no gradient: it would never be trained; use it "
+            "in the model's forward, remove it, or name it in model.freeze"
         )
     return logits
+
+
+def _checked(logits: object, images: Tensor, classes: int, name: str) -> Tensor:
+    if isinstance(logits, Tensor) and tuple(logits.shape) == (len(images), classes):
+        return logits
+    got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    raise ConfigError(
+        f"model.name is {name!r}, which gives {got} for images {list(images.shape)}; it must give logits "
+        f"{[len(images), classes]}, one for each of {classes} classes"
+    )
+
+
+def _unused(model: nn.Module, logits: Tensor) -> set[str]:
+    """Parameters to be trained that the logits do not depend on."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not logits.requires_grad:
+        return {name for name, _ in trained}
+    gradients = torch.autograd.grad(logits.float().sum(), [each for _, each in trained], allow_unused=True)
+    return {name for (name, _), gradient in zip(trained, gradients, strict=True) if gradient is None}
 
 
 def try_loss(loss: Loss, logits: Tensor, name: str) -> None:
