@@ -118,7 +118,7 @@ def look_around(data: Path) -> Here:
         for number in range(32):
             split.read(np.array([number]))
         answer = (time.monotonic() - began) / 32
-        batches = np.arange(len(split)).reshape(-1, BATCH)  # as the loader asks: whole batches, a few at once
+        batches = np.array_split(np.arange(len(split)), len(split) // BATCH)  # as the loader asks: a few at once
         began, busy = time.monotonic(), time.process_time()
         with ThreadPoolExecutor(FETCHERS) as readers:
             list(readers.map(split.read, batches))

@@ -120,7 +120,7 @@ INVENTED = (
     ),
     Scenario(
         "norms read back one by one",
-        "--clip-by-hand --layers 300 --step-seconds 0 --batch 64 --no-loader",
+        "--clip-by-hand --fused --layers 300 --step-seconds 0 --batch 64 --no-loader",
         "host",
         "train_script.py",
         "RESIDUAL_HEAVY",

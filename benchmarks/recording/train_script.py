@@ -58,6 +58,7 @@ for flag in (
     "persistent",
     "collect-garbage",
     "clip-by-hand",
+    "fused",
     "eval-with-grad",
     "anomaly",
     "traceml",
@@ -237,7 +238,7 @@ def main():
         torch.distributed.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)
     parameters = list(model.parameters())
-    optimizers = [torch.optim.Adam(parameters, 1e-3) for _ in range(options.optimizers)]
+    optimizers = [torch.optim.Adam(parameters, 1e-3, fused=options.fused or None) for _ in range(options.optimizers)]
     train = make_loader()
     held_out = DataLoader(Samples(options.batch * max(1, options.validate)), options.batch)
     kept, steps, epoch, over, began = [], 0, 0, False, time.perf_counter()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from browsing import Dashboard, Visitor, chromium, serving
 from flatout.analysis.mean_epoch import MeanEpoch
@@ -47,6 +48,9 @@ def folder(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     shutil.copytree(uninterrupted, runs / "starved", symlinks=True)
     summary = json.loads((runs / "starved" / "summary.json").read_text())
     (runs / "starved" / "summary.json").write_text(json.dumps({**summary, "status": "running", "cause": None}))
+    spends = yaml.safe_load((runs / "starved" / "config.yaml").read_text())
+    spends["cost"]["usd_per_hour"], spends["stop"]["max_usd"] = 3600.0, 0.01
+    (runs / "starved" / "config.yaml").write_text(yaml.safe_dump(spends))
     rows = [f"1,{n},0,{n},8,1.0,0.1,0.5,0.45,{time.time() - 10 + n / 2}\r\n" for n in range(1, 20)]
     (runs / "starved" / "steps.csv").write_text(STEPS + "".join(rows))
     held = RunDirectory(runs / "starved")
@@ -154,7 +158,9 @@ def test_an_alarm_is_a_notification_where_that_is_allowed(browser: Any, dashboar
     page = context.new_page()
     page.goto(f"{dashboard.address}/run/0/starved")
     page.get_by_role("note").filter(has_text="waits for data 90 % of the time").wait_for(timeout=120_000)
-    assert [each for each in page.evaluate("raised") if "waits for data 90 %" in each]
+    page.get_by_role("note").filter(has_text="of $0.0100 (stop.max_usd) are spent").wait_for(timeout=120_000)
+    raised = page.evaluate("raised")
+    assert all(any(text in each for each in raised) for text in ("waits for data 90 %", "(stop.max_usd) are spent"))
     context.close()
 
 

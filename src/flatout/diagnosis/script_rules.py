@@ -8,7 +8,8 @@ from flatout.diagnosis.script_signals import HotLine, ScriptSignals
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
-_OWN_SHARE, _OWN_SECONDS = 0.05, 0.004
+_OWN_SHARE, _OWN_SECONDS = 0.05, 0.004  # a step
+_LARGE_SHARE, _LEAST_SECONDS = 0.10, 0.001  # below, it is what a loop in Python takes anyway
 _READS_BACK = (".item()", ".cpu()", ".tolist()", ".numpy()", "synchronize(", "float(loss", "float(total")
 _WRITES = ("print(", ".write(", "log(", "logger.", "logging.", "add_scalar", "tqdm", ".flush(")
 _SAVES = ("pickle.dump(", "save_pretrained(", "save_file(", "np.save", "numpy.save", "joblib.dump(", "save_model(")
@@ -46,7 +47,7 @@ def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
     seconds = max(0.0, signals.time.part("other") - script.exit_seconds) * script.own_share
     if not signals.step.done or stepping <= 0 or seconds / stepping <= _OWN_SHARE:
         return None
-    if seconds / signals.step.done < _OWN_SECONDS:
+    if seconds / signals.step.done < (_LEAST_SECONDS if seconds / stepping > _LARGE_SHARE else _OWN_SECONDS):
         return None
     line = script.hottest("other")
     named = ""

@@ -75,7 +75,7 @@ def ledger(signals: Signals) -> dict[str, float]:
         "validates": signals.net("validation"),
         "saves checkpoints": signals.net("checkpoint"),
         "starts": signals.net("startup"),
-        "keeps records": signals.net("other"),
+        "keeps records" if signals.script is None else "runs the script's other code": signals.net("other"),
         "has no owner": signals.net("unattributed"),
     }
     return {name: seconds for name, seconds in named.items() if seconds > 0}

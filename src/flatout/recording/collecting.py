@@ -13,7 +13,7 @@ from flatout.config.schema import CostConfig
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.recording.files import FOLDER, Tail
 from flatout.recording.summing import describe_config, loading_totals, summarise, whole_parts
-from flatout.recording.told import RankTold, epoch_rows, step_rows, with_source
+from flatout.recording.told import RankTold, RowTotals, take_rows, with_source
 from flatout.recording.watching import Watch
 from flatout.runs.directory import RunDirectory, write_json, write_text
 from flatout.runs.steps import STEP_COLUMNS
@@ -44,7 +44,7 @@ class Collector:
         self.ranks: dict[int, RankTold] = {}
         self._others: dict[int, RankTold] = {}  # by pid: processes that never trained
         self._steps = Table(directory.steps, STEP_COLUMNS)
-        self._rows: list[dict[str, Any]] = []
+        self._totals = RowTotals()
         self._config_text = ""
         self._watch = Watch(directory, lambda: time.perf_counter() - self._began)
 
@@ -117,7 +117,7 @@ class Collector:
 
     @property
     def steps(self) -> int:
-        return len(self._rows)
+        return self._totals.steps
 
     @staticmethod
     def _labelled(word: str, told: Mapping[int, RankTold]) -> list[tuple[str, RankTold]]:
@@ -140,9 +140,9 @@ class Collector:
         ranks = self._in_order()
         if not ended and ranks and (ranks[0].process.get("world_size") or 1) > len(ranks):
             return
-        for row in step_rows(ranks, len(self._rows), ended):
+        for row in take_rows(ranks, self._totals.steps, ended):
             self._steps.append(row)
-            self._rows.append(row)
+            self._totals.add(row)
 
     def _write_config(self) -> None:
         cost = self._cost.model_dump(mode="json", exclude_defaults=True)
@@ -160,8 +160,7 @@ class Collector:
 
     def _write_epochs(self) -> None:
         table = Table(self._directory.epochs, EPOCH_COLUMNS)
-        logged = self.ranks[0].logged if 0 in self.ranks else []
-        self._epochs = epoch_rows(self._rows, logged)
+        self._epochs = self._totals.epoch_rows(self.ranks[0].logged if 0 in self.ranks else {})
         for row in self._epochs:
             table.append(row)
         table.close()
@@ -186,7 +185,7 @@ class Collector:
             "missing": self._missing(),
             "last_seen": self.was_doing() if status == "failed" else {},
         }
-        summary = summarise(self._name, status, cause, ranks, self._rows, parts, wall, recorded)
+        summary = summarise(self._name, status, cause, ranks, self._totals, parts, wall, recorded)
         summary["data"] |= loading or {}
         sections = self._watch.sections()
         summary["device_use"] |= {

@@ -5,6 +5,8 @@ so nothing here may raise: what fails is said once in the run, and the script go
 """
 
 import functools
+import json
+import math
 import os
 import threading
 import time
@@ -325,20 +327,16 @@ class ScriptLedger:
         (self.run / FOLDER / f"missing-{os.getpid()}.txt").write_text(told)
 
     def _step_line(self, step: RecordedStep) -> str:
+        """One of `event`; written out because it is told of every step."""
         work = step.work
-        told = {
-            "attempt": self._attempt,
-            "epoch": step.epoch,
-            "batch_index": step.batch_index,
-            "samples": work.samples,
-            "loss": step.loss,
-            "learning_rate": step.learning_rate,
-            "step_seconds": round(step.seconds, 7),
-            "data_wait_seconds": round(work.wait_seconds, 7),
-            "time_unix": round(time.time() - (time.perf_counter() - step.end), 3),
-            "microbatches": work.fetches or work.backwards,
-        }
-        return event("step", told)
+        unix = time.time() - (time.perf_counter() - step.end)
+        return (
+            f'{{"step": {{"attempt": {self._attempt}, "epoch": {step.epoch}, "batch_index": {step.batch_index}, '
+            f'"samples": {work.samples}, "loss": {_as_json(step.loss)}, '
+            f'"learning_rate": {_as_json(step.learning_rate)}, "step_seconds": {step.seconds:.7f}, '
+            f'"data_wait_seconds": {work.wait_seconds:.7f}, "time_unix": {unix:.3f}, '
+            f'"microbatches": {work.fetches or work.backwards}}}}}\n'
+        )
 
     # ---- spans
 
@@ -376,3 +374,9 @@ class ScriptLedger:
         self._in_validation = False
         self.book.set_aside(max(0.0, self._validated - self.recorder.since))
         self.recorder.switch("other", self._validated)
+
+
+def _as_json(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return float.__repr__(float(value)) if math.isfinite(value) else json.dumps(float(value))

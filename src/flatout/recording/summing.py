@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.recording.told import RankTold
-from flatout.runs.summary import add_parts, busy_fraction, throughput
+from flatout.recording.told import RankTold, RowTotals
+from flatout.runs.summary import add_parts, busy_fraction
 from flatout.timeline import PARTS
 from flatout.timeline.reading import AttemptStart, read_attempts, read_spans
 
@@ -19,15 +19,14 @@ def describe_config(name: str, cost: Mapping[str, Any], ranks: Sequence[RankTold
     if ranks and ranks[0].steps:
         first, loader = ranks[0], ranks[0].training_loader
         workers = int(loader.get("num_workers") or 0)
-        steps = first.steps
-        micro = max(1, round(sum(each.get("microbatches") or 1 for each in steps) / len(steps)))
-        batch = max(1, round(sum(each["samples"] for each in steps) / len(steps)))
+        micro = max(1, round(first.microbatches / first.steps))
+        batch = max(1, round(first.samples / first.steps))
         device = (first.process.get("device") or {}).get("kind") or "cpu"
         config |= {
             "device": device,
             "threads": first.process.get("threads") or "auto",
             "data": {"batch_size": batch, "workers": workers, "cache": "off", "stage": "off"},
-            "train": {"epochs": max(1, steps[-1]["epoch"] + 1), "accumulate": micro},
+            "train": {"epochs": first.last_epoch + 1, "accumulate": micro},
         }
         if workers:  # without any, a recipe has neither
             ahead = workers * int(loader.get("prefetch_factor") or 2)
@@ -72,7 +71,7 @@ def summarise(
     status: str,
     cause: str | None,
     ranks: Sequence[RankTold],
-    rows: Sequence[Mapping[str, Any]],
+    totals: RowTotals,
     parts: Mapping[str, float],
     wall_seconds: float,
     recorded: Mapping[str, Any],
@@ -81,8 +80,11 @@ def summarise(
     first = ranks[0] if ranks else RankTold()
     loader, device = first.training_loader, first.process.get("device") or {}
     imports = float(first.process.get("import_seconds") or 0.0)
-    first_batch = rows[0]["data_wait_seconds"] if rows else 0.0
-    startup = {"imports": imports, "other": max(0.0, parts.get("startup", 0.0) - imports), "first_batch": first_batch}
+    startup = {
+        "imports": imports,
+        "other": max(0.0, parts.get("startup", 0.0) - imports),
+        "first_batch": totals.first_wait_seconds,
+    }
     return {
         "run": name,
         "status": status,
@@ -94,9 +96,9 @@ def summarise(
         "data_fingerprint": None,
         "state_digest": None,
         "attempts": max(1, first.attempts),
-        "samples_seen": sum(row["samples"] for row in rows),
+        "samples_seen": totals.samples,
         "convergence": {"verdict": None, "why": None},
-        "throughput": throughput([row["step_seconds"] for row in rows], [row["samples"] for row in rows]),
+        "throughput": totals.throughput(),
         "time": {
             "wall_seconds": wall_seconds,
             "parts": dict(parts),

@@ -37,6 +37,7 @@ _SHORT_SECONDS = 0.1
 _LOOK_SECONDS = 0.001  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
 _WAITED_SECONDS = 0.0001  # what is less is not written
 _ON_DEVICE = frozenset({"copy", "forward", "backward", "optimizer"})
+_Lane = tuple[str, str, int, float, float]
 
 
 def _ends_in_a_torn_line(path: Path) -> bool:
@@ -83,8 +84,8 @@ class Recorder:
         self._path = path
         self._attempt = attempt
         self._file: IO[str] | None = None
-        # appended to by any thread. Spans become text when they are flushed: many at once cost half as much
-        self._lines: deque[str | tuple[str, int, float, float, float, float]] = deque()
+        # appended to by any thread. They become text when they are flushed: many at once cost half as much
+        self._lines: deque[str | _Lane | tuple[str, int, float, float, float, float]] = deque()
         self._written = 0
         self._short: dict[str, tuple[int, float, float, float, float]] = {}  # count, start, seconds, own, waited
         self._spans: dict[str, Span] = {}
@@ -204,11 +205,7 @@ class Recorder:
     def lane(self, lane: str, name: str, start: float, seconds: float, step: int | None = None) -> None:
         """Work done in parallel from `start` (of time.perf_counter) on, by default after the step of now. Any thread
         may call it."""
-        step = self.step if step is None else step
-        self._lines.append(
-            f'{{"lane":"{lane}","name":"{name}","step":{step},"start":{start - self._origin:.6f},'
-            f'"seconds":{seconds:.6f}}}\n'
-        )
+        self._lines.append((lane, name, self.step if step is None else step, start, seconds))
 
     def value(self, lane: str, name: str, value: float) -> None:
         """A reading of now, such as the depth of a queue."""
@@ -298,6 +295,17 @@ class Recorder:
             f'"seconds":{seconds:.6f},"own":{own:.6f}{queued}{many}}}\n'
         )
 
+    def _as_text(self, line: str | _Lane | tuple[str, int, float, float, float, float]) -> str:
+        if isinstance(line, str):
+            return line
+        if len(line) == 6:
+            return self._line(*line)
+        lane, name, step, start, seconds = line
+        return (
+            f'{{"lane":"{lane}","name":"{name}","step":{step},"start":{start - self._origin:.6f},'
+            f'"seconds":{seconds:.6f}}}\n'
+        )
+
     def flush(self) -> None:
         """Hand what is finished to the kernel: a kill -9 after this loses none of it."""
         if self._holding:
@@ -308,6 +316,6 @@ class Recorder:
         waiting = [self._lines.popleft() for _ in range(len(self._lines))]
         self._written += len(waiting)
         if self._file is not None:
-            text = "".join(line if isinstance(line, str) else self._line(*line) for line in waiting)
+            text = "".join(map(self._as_text, waiting))
             self._file.write(text)  # one call: each costs a file that can be read a reset of its decoder
             self._file.flush()

@@ -160,11 +160,24 @@ def test_an_iterator_for_every_batch_is_named_before_what_it_waits_for() -> None
 
 
 def test_memory_that_grew_until_the_command_ended_is_named() -> None:
-    """The recorder's last look is at itself alone."""
+    """After the last step it lets go of what it holds, and the recorder's last look is at itself alone."""
     seconds = tuple(float(second) for second in range(40))
-    grown = (*(1e9 + 50e6 * second for second in seconds[:-1]), 4e7)
-    told = explain_signals(replace(signals(seconds=seconds, resident_bytes=grown), script=script()))
+    grown = (*(1e9 + 50e6 * second for second in seconds[:-2]), 4e8, 4e7)
+    trained = tuple(step._replace(time_unix=0.37 * at) for at, step in enumerate(steps(own=0.3)[:101]))
+    told = explain_signals(replace(signals(seconds=seconds, resident_bytes=grown, steps=trained), script=script()))
     assert told.cause == "memory"
+
+
+def test_own_code_of_a_few_milliseconds_counts_where_it_is_much_of_a_step() -> None:
+    base = signals()
+
+    def told(milliseconds: float) -> bool:
+        own = 1e-3 * milliseconds * base.step.done
+        time = replace(base.time, wall_seconds=own / 0.16, parts={"forward": own * 0.84 / 0.16, "other": own})
+        return your_code(replace(base, time=time), script()) is not None
+
+    assert told(3.0)
+    assert not told(0.5)
 
 
 def test_a_loss_that_grows_is_no_divergence_where_there_is_no_data() -> None:

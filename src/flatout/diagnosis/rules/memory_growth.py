@@ -13,14 +13,11 @@ _LEAST_BYTES = 50e6
 _LEAST_SHARE = 0.10  # of what is held in the middle of the run
 _STRAIGHT = 0.9  # of the variance that a straight line explains
 _SOON_SECONDS = 24 * 3600.0
-_ENDED = 0.5  # of the reading before: the last one was taken when a recorded command had ended
 
 
 def find(signals: Signals) -> Finding | None:
     """The second half alone: until then caches fill and allocators find their size."""
-    whole = signals.host.resident_bytes
-    if len(whole) > 1 and whole[-1] < _ENDED * whole[-2]:
-        whole = whole[:-1]
+    whole = signals.host.resident_bytes[: _until_last_step(signals)]
     half = len(whole) // 2
     held, at = whole[half:], signals.host.seconds[half : len(whole)]
     if len(held) < _LEAST_SAMPLES or len(at) != len(held) or at[-1] <= at[0]:
@@ -54,6 +51,12 @@ def _straightness(axis: Sequence[float], held: Sequence[float]) -> float:
     if len(set(axis)) < _LEAST_SAMPLES // 2 or len(set(held)) < 2:
         return 0.0
     return statistics.correlation(axis, held) ** 2
+
+
+def _until_last_step(signals: Signals) -> int | None:
+    """How many readings were taken before training was over: what was held is let go of then."""
+    last = signals.steps[-1].time_unix if signals.steps else None
+    return None if last is None else bisect(signals.host.seconds, last)
 
 
 def _steps_done(signals: Signals, at: Sequence[float]) -> list[float]:
