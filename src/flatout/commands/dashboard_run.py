@@ -1,8 +1,9 @@
 """One run on the dashboard while it goes on: the parts of its page, made anew when its files changed.
 
-Looking at a run that goes on takes about a four-hundredth of the machine: what costs more is made less often. Loads
-what explains runs, which the list does without."""
+Looking at a run that goes on takes about a four-hundredth of the machine, or of one core where all are busy: what
+costs more is made less often. Loads what explains runs, which the list does without."""
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -34,7 +35,8 @@ from flatout.untrusted import MAX_TABLE_BYTES, open_text
 _WHOLE_BYTES = 32 << 20  # of steps and spans: a longer run is not read whole again and again
 _TICK_SECONDS = 0.5
 _MOST_PAUSE_SECONDS = 5.0
-_IDLE_FACTOR = 800.0 / usable_cores()  # of two tiers, each a share of its own
+_IDLE_FACTOR = 800.0  # of two tiers, each a share of its own
+_BUSY = 0.75  # of the cores
 _MOST_FOLLOWED = 32
 
 
@@ -163,8 +165,13 @@ class WatchedRuns:
 
 
 def _pause(glance: Glance, began: float) -> float:
-    """Seconds to leave a run alone after a look that began at this time of the thread's own clock."""
-    return _IDLE_FACTOR * (time.thread_time() - began) if glance.status == "running" else 0.0
+    """Seconds to leave a run alone after a look that began at this time of the thread's own clock. Where all cores
+    work, all threads of a step wait for the one whose core it took."""
+    if glance.status != "running":
+        return 0.0
+    cores = usable_cores()
+    share = 1 if os.getloadavg()[0] > _BUSY * cores else cores
+    return _IDLE_FACTOR / share * (time.thread_time() - began)
 
 
 def _recorded_bytes(directory: RunDirectory) -> int:
