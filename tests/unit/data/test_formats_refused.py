@@ -62,6 +62,14 @@ def test_tables(tmp_path: Path, what: str) -> None:
     refused(tmp_path / "labels.csv", says)
 
 
+@pytest.mark.parametrize("folder", ["images", None])
+def test_a_table_of_files_that_are_elsewhere(tmp_path: Path, folder: str | None) -> None:
+    """In another folder, or nowhere: not an error about folders of classes, which nobody meant."""
+    files = {} if folder is None else {f"{folder}/{name}": data for name, data in FLAT.items()}
+    made.write_files(tmp_path / "data", {**files, "labels.csv": b"path,label\na.jpg,x\nb.jpg,y\n"})
+    refused(tmp_path / "data", r"labels.csv line 2 names 'a.jpg', which is not in")
+
+
 def test_a_label_column_that_is_not_there(tmp_path: Path) -> None:
     made.write_files(tmp_path, FLAT | {"labels.csv": b"path,label\na.jpg,x\n"})
     refused(

@@ -121,17 +121,20 @@ def _has_images(names: Iterable[str]) -> bool:
 
 def _labels_in_tables(listing: Listing, names: list[str]) -> bool:
     """Whether a table says the classes: of two answers that differ, neither is taken."""
-    tables = _usable(listing)
-    if not tables:
-        return False
+    possible = _with_labels(listing)
+    tables = [table for table in possible if _names_files(listing, table)]
     if any(posixpath.basename(table.name) in METADATA for table in tables):
         return True
+    if not possible:
+        return False
     try:
         folders = find_layout(names, listing.names_text, listing.where).splits["train"]
     except DataError:
-        return True
+        folders = {}
     if len(folders) < 2:
-        return True
+        return True  # also where it names files that are not there: that is then said
+    if not tables:
+        return False
     by_table = arrange_tables(listing, tables).layout.splits["train"]
     class_of = {name: label for label, members in folders.items() for name in members}
     if all(class_of.get(name) in (label, None) for label, members in by_table.items() for name in members):
@@ -142,12 +145,11 @@ def _labels_in_tables(listing: Listing, names: list[str]) -> bool:
     )
 
 
-def _usable(listing: Listing) -> list[LabelTable]:
-    """Tables that name files which are there."""
+def _with_labels(listing: Listing) -> list[LabelTable]:
+    """Tables that name files and their classes."""
     names = [name for name in tables_of(listing) if name in listing.entries and may_hold_labels(listing, name)]
     tables = [read_table(listing, name) for name in names]
-    usable = [table for table in tables if table.usable and table.rows]
-    return [table for table in usable if _names_files(listing, table)]
+    return [table for table in tables if table.usable and table.rows]
 
 
 def _names_files(listing: Listing, table: LabelTable) -> bool:
@@ -165,7 +167,9 @@ def _by_tables(listing: Listing) -> Arrangement:
     names = tables_of(listing)
     if not names or not all(is_table(name) and name in listing.entries for name in names):
         raise DataError(f"{listing.where} holds no table of labels; put a .csv, .tsv or metadata.jsonl there")
-    return arrange_tables(listing, _usable(listing) or [read_table(listing, names[0])])
+    possible = _with_labels(listing)
+    usable = [table for table in possible if _names_files(listing, table)]
+    return arrange_tables(listing, usable or possible or [read_table(listing, names[0])])
 
 
 def _by_shards(listing: Listing) -> Arrangement:
