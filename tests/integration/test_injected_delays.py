@@ -17,6 +17,7 @@ from flatout.engine import checkpoint, loop
 from flatout.engine.precision import Precision
 from flatout.tasks.classification import opening
 from flatout.tasks.classification.task import Classification
+from flatout.training import setup
 from flatout.training.recording import RunRecords
 from flatout.units import parse_bytes
 from training import EPOCHS, assert_adds_up, recipe
@@ -50,6 +51,7 @@ class Delay:
         clock = time.perf_counter
         monkeypatch.setattr(time, "perf_counter", lambda: clock() + self.slept)
         monkeypatch.setattr(prepare, "native", None)  # its clock is not ours
+        monkeypatch.setattr(setup, "refuse_undecodable", lambda split: None)  # reads a sample before the first batch
         monkeypatch.setattr(owner, name, self._delayed(getattr(owner, name), place == "validation"))
         monkeypatch.setattr(loop, "evaluate", self._noticed(loop.evaluate))
 

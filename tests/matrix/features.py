@@ -101,7 +101,7 @@ FEATURES = (
     Feature("progressive resizing", lambda c: c.set(views__small__sizes={0: 12, 1: 16}), "samples", "views"),
     Feature("alternate flip", lambda c: c.set(views__small__flip=0.5, views__small__alternate_flip=True), "samples", "views"),
     Feature("blur, squeeze, depth", lambda c: c.set(model__blur_pool=True, model__squeeze_excite=True, model__stochastic_depth=0.5), "samples",
-            r"model\.(blur_pool|squeeze_excite|stochastic_depth)"),
+            r"model\.(blur_pool|squeeze_excite|stochastic_depth)|\.se\."),
     Feature("muon", lambda c: c.set(train__optimizer="muon"), "samples", r"train\.optimizer|muon", "",
             lambda s: s["optimizer"]["name"] == "muon", own_optimizer=True),
     Feature("swa", lambda c: c.set(train__swa=0.5), "losses", r"train\.swa"),
@@ -117,13 +117,13 @@ FEATURES = (
     Feature("groups", lambda c: c.set(train__layer_decay=0.9), "samples", r"train\.(groups|layer_decay)", "",
             lambda s: any("lr_scale" in group for group in s["optimizer"]["groups"])),
     Feature("class subset", lambda c: c.set(data__classes=SUBSET), "samples", r"data\.classes"),
-    Feature("translation", lambda c: replace(c, task="text"), "samples", r"translation|classification|train\.aa"),
+    Feature("translation", lambda c: replace(c, task="text"), "samples", r"translation|classification|train\.aa|only when model\.name is"),
     Feature("emulated", lambda c: c.set(device="emulated", emulated=_EMULATED), "samples", "emulated", "",
             lambda s: s["device"]["emulated"]),
     Feature("warm start", lambda c: replace(c, warm=True), "samples", "warm|weights"),
     Feature("resume after kill -9", lambda c: replace(c, killed=True), "bits", "resume", "", lambda s: s["attempts"] > 1),
     Feature("suite", lambda c: replace(c, suite=True), "bits", "suite"),
-    Feature("tune", lambda c: replace(c, tune=True), "samples", "tune"),
+    Feature("tune", lambda c: replace(c, tune=True), "samples", "tune|device is emulated"),
 )  # fmt: skip
 
 BY_NAME = {feature.name: feature for feature in FEATURES}

@@ -331,7 +331,7 @@ def _optimizer(said: Mapping[str, Any]) -> dict[str, Any]:
     for group in values["groups"]:
         kept = {key: value for key, value in group.items() if key not in ("parameters", "name", "lr_scale")}
         groups += [kept] if kept not in groups else []
-    return {**values, "groups": groups}
+    return {**values, "groups": sorted(groups, key=repr)}  # of which layer comes first is no matter
 
 
 def _one_line(finished: Finished, run: Path) -> str:
