@@ -53,6 +53,10 @@ class ObjectMissing(StorageError):
     """No object of that name."""
 
 
+class ObjectTooLarge(ObjectMissing):
+    """It is there, and larger than any picture: nobody reads it."""
+
+
 class AccessDenied(StorageError):
     """The store refused the credentials."""
 

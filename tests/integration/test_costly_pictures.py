@@ -18,6 +18,7 @@ HOSTILE = {
     "bomb.png": (flat_png(10_000), "10000 x 10000 pixels"),
     "below.png": (flat_png(5_500, 2), "times the file"),
     "early.jpg": (ends_early(), "premature end"),
+    "sparse.jpg": (ends_early(), "has 2.15 GB; a picture has at most 268 MB"),
 }
 
 
@@ -36,6 +37,7 @@ def with_hostile(shapes: Path, to: Path) -> Path:
     folder = next(path for path in sorted((to / "train").iterdir()) if path.is_dir())
     for name, (data, _) in HOSTILE.items():
         (folder / name).write_bytes(data)
+    os.truncate(folder / "sparse.jpg", 2**31)  # takes no room on the disk, and more memory than anybody has to spare
     return to
 
 

@@ -117,7 +117,7 @@ def test_scans_of_thumbnails_and_of_later_pictures_are_not_its_own() -> None:
 
 def test_the_compiled_decoder_has_the_same_numbers() -> None:
     header = (Path(decode.__file__).parent / "native/native.h").read_text()
-    for name in ("MAX_PIXELS", "SMALL_PIXELS", "MAX_EXPANSION", "MAX_SCANS", "MAX_SCAN_PIXELS"):
+    for name in ("MAX_FILE_BYTES", "MAX_PIXELS", "SMALL_PIXELS", "MAX_EXPANSION", "MAX_SCANS", "MAX_SCAN_PIXELS"):
         text = re.search(rf"#define {name} (.*?)\s*(/\*|\n)", header)[1]  # type: ignore[index]
         assert eval(text.replace("UINT64_C(1)", "1")) == getattr(picture_cost, name)
 

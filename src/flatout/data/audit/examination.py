@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flatout.data.pixels.decode import FORMATS, Undecodable, decode_pixels, refuse_image
-from flatout.data.pixels.picture_limits import CostsTooMuch
+from flatout.data.pixels.picture_limits import MAX_FILE_BYTES, CostsTooMuch
 from flatout.data.source.dataset import Split, arranged_split, pack_splits
 from flatout.data.source.formats.arrangement import Listing
 from flatout.data.source.formats.choose import DETECT, arrange, open_source
@@ -34,7 +34,6 @@ from flatout.storage.protocol import Entry, Store
 from flatout.units import format_bytes
 
 MAX_EXAMPLES = 20
-MAX_FILE_BYTES = 2**30  # no honest image is larger; such a file is not read
 _SLICE, _SLICE_BYTES = 32, 2**25  # samples and bytes that one thread holds at most (one sample may be larger)
 
 OK, EMPTY, BOMB, BROKEN, UNREADABLE = range(5)  # what became of a sample

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from flatout.data.audit.examination import MAX_FILE_BYTES
-from flatout.data.pixels.picture_limits import MAX_EXPANSION, MAX_PIXELS, MAX_SCANS
+from flatout.data.pixels.picture_limits import MAX_EXPANSION, MAX_FILE_BYTES, MAX_PIXELS, MAX_SCANS
 from flatout.units import format_bytes
 
 Severity = Literal["problem", "warning", "note"]

@@ -4,8 +4,8 @@ Every path asks here: the compiled decoder declines what these limits refuse (na
 packs, caches and the audit call these functions. No clock is asked, so that a batch is the same on a slow machine, on
 every rank and after a resume; within these limits the slowest picture takes seconds:
 
-1. Size. At most MAX_PIXELS; half of that where the whole picture must be held (everything but JPEG, of which no more
-   rows are held than a view needs).
+1. Size. A file of more than MAX_FILE_BYTES is not read at all. At most MAX_PIXELS; half of that where the whole picture
+   must be held (everything but JPEG, of which no more rows are held than a view needs).
 2. Plausibility. A picture of more than SMALL_PIXELS may not unpack to more than MAX_EXPANSION times its file's bytes.
    Photographs have 5 to 50, scanned text 20 to 200; a header that lies, or a bomb, has 1,000 and more. A smaller one
    may say what it likes: it costs 16 MB at most.
@@ -18,6 +18,7 @@ import re
 
 from flatout.units import format_bytes
 
+MAX_FILE_BYTES = 2**28
 MAX_PIXELS = 2**26
 SMALL_PIXELS = 2**22
 MAX_EXPANSION = 256

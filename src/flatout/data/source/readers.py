@@ -9,12 +9,14 @@ from typing import NamedTuple, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.errors import ObjectMissing, StorageError
+from flatout.data.pixels.picture_limits import MAX_FILE_BYTES
+from flatout.errors import ObjectMissing, ObjectTooLarge, StorageError
 from flatout.machine.files import OpenFile
 from flatout.storage.counters import StoreCounters
 from flatout.storage.local import FolderStore, TarStore, read_at
 from flatout.storage.members import MemberStore
 from flatout.storage.protocol import Range, Store, counters_of
+from flatout.units import format_bytes
 
 Rows = NDArray[np.int64]
 Source = str | bytes | memoryview  # a path to open, or the bytes themselves
@@ -63,6 +65,8 @@ def _cut(base: Base, offset: int, length: int) -> Source | StorageError:
         return base[offset : offset + length]
     if isinstance(base, FilesIn):
         return base.path(offset)
+    if length > MAX_FILE_BYTES:
+        return _too_large(f"the sample at {offset} of {base.path}", length)
     return read_at(base.fileno(), offset, length, Range(f"the sample at {offset}", 0, length), base.path)
 
 
@@ -82,6 +86,11 @@ class Reader(Protocol):
         ...
 
 
+def _too_large(name: str, size: int) -> ObjectTooLarge:
+    most = format_bytes(MAX_FILE_BYTES)
+    return ObjectTooLarge(f"{name} has {format_bytes(size)}; a picture has at most {most}, and no more is read")
+
+
 def read_source(source: Source | StorageError) -> bytes | memoryview | StorageError:
     """The bytes of a source; a path is read."""
     if not isinstance(source, str):
@@ -89,7 +98,8 @@ def read_source(source: Source | StorageError) -> bytes | memoryview | StorageEr
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe in its place would wait for a writer
         with open(fd, "rb") as file:
-            return file.read()
+            size = os.fstat(fd).st_size
+            return _too_large(source, size) if size > MAX_FILE_BYTES else file.read()
     except FileNotFoundError:
         return ObjectMissing(f"{source} is not there any more")
     except OSError as error:
@@ -115,7 +125,19 @@ class ObjectReader:
             return Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
         if isinstance(self.store, MemberStore) and (found := self._members(self.store, rows)) is not None:
             return found
-        return self.store.read_many([Range(self.names[row], 0, int(self.lengths[row])) for row in rows.tolist()])
+        return self._read_many(rows)
+
+    def _read_many(self, rows: Rows) -> Sequence[Source | StorageError]:
+        fits = self.lengths[rows] <= MAX_FILE_BYTES
+        wanted = [Range(self.names[row], 0, int(self.lengths[row])) for row in rows[fits].tolist()]
+        answers = self.store.read_many(wanted)
+        if len(wanted) == len(rows):
+            return answers
+        left = iter(answers)
+        return [
+            next(left) if fit else _too_large(self.names[row], int(self.lengths[row]))
+            for row, fit in zip(rows.tolist(), fits.tolist(), strict=True)
+        ]
 
     def _members(self, store: MemberStore, rows: Rows) -> Extents | None:
         """None where the kernel does not read one of the archives, or one of the members is packed."""

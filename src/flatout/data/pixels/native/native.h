@@ -25,6 +25,7 @@
 
 #define STATUS_ENDS_WELL 2 /* given by the caller: this file was read to its end before */
 
+#define MAX_FILE_BYTES (1 << 28) /* as there, too */
 #define MAX_PIXELS (1 << 26) /* as flatout.data.pixels.picture_limits: a larger picture must be refused there, not loaded here */
 #define SMALL_PIXELS (1 << 22)
 #define MAX_EXPANSION 256    /* bytes of pixels that a byte of a file larger than SMALL_PIXELS may become */

@@ -105,7 +105,7 @@ typedef struct {
 
 /* 0 and up to `expected` bytes in w->file, or a status. */
 static int read_bytes(worker *w, int fd, int64_t offset, size_t expected, size_t *bytes) {
-    if (!buffer_reserve(&w->file, expected + 1)) return STATUS_NOT_FOR_ME;
+    if (expected > MAX_FILE_BYTES || !buffer_reserve(&w->file, expected + 1)) return STATUS_NOT_FOR_ME;
     for (*bytes = 0; *bytes < expected;) {
         ssize_t got = pread(fd, w->file.bytes + *bytes, expected - *bytes, offset + (int64_t)*bytes);
         if (got < 0 && errno == EINTR) continue;
@@ -136,7 +136,7 @@ static int read_file(worker *w, const source *from, size_t *bytes) {
     int fd = openat(from->fd, from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -errno;
     *bytes = from->bytes;
-    bool as_known = *bytes > 0 && buffer_reserve(&w->file, *bytes + 1) &&
+    bool as_known = *bytes > 0 && *bytes <= MAX_FILE_BYTES && buffer_reserve(&w->file, *bytes + 1) &&
                     pread(fd, w->file.bytes, *bytes + 1, 0) == (ssize_t)*bytes;
     int status = as_known ? STATUS_DONE : read_descriptor(w, fd, bytes);
     close(fd);
