@@ -25,8 +25,8 @@
 
 #define STATUS_ENDS_WELL 2 /* given by the caller: this file was read to its end before */
 
-#define MAX_FILE_BYTES (1 << 28) /* as there, too */
 #define MAX_PIXELS (1 << 26) /* as flatout.data.pixels.picture_limits: a larger picture must be refused there, not loaded here */
+#define MAX_FILE_BYTES (1 << 28) /* a larger file is not read */
 #define SMALL_PIXELS (1 << 22)
 #define MAX_EXPANSION 256    /* bytes of pixels that a byte of a file larger than SMALL_PIXELS may become */
 #define MAX_SCANS 100        /* and more pixels in all of them than the next: as flatout.data.pixels.picture_limits */

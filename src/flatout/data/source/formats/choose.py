@@ -122,7 +122,7 @@ def _has_images(names: Iterable[str]) -> bool:
 def _labels_in_tables(listing: Listing, names: list[str]) -> bool:
     """Whether a table says the classes: of two answers that differ, neither is taken."""
     possible = _with_labels(listing)
-    tables = [table for table in possible if _names_files(listing, table)]
+    tables = _usable(listing, possible)
     if any(posixpath.basename(table.name) in METADATA for table in tables):
         return True
     if not possible:
@@ -152,9 +152,14 @@ def _with_labels(listing: Listing) -> list[LabelTable]:
     return [table for table in tables if table.usable and table.rows]
 
 
-def _names_files(listing: Listing, table: LabelTable) -> bool:
-    folder, column = posixpath.dirname(table.name), table.path_column or ""
-    return any(object_named(listing, folder, row.get(column, "")) is not None for row in table.rows[:20])
+def _usable(listing: Listing, tables: Iterable[LabelTable]) -> list[LabelTable]:
+    """Those that name files which are there."""
+
+    def names_files(table: LabelTable) -> bool:
+        folder, column = posixpath.dirname(table.name), table.path_column or ""
+        return any(object_named(listing, folder, row.get(column, "")) is not None for row in table.rows[:20])
+
+    return list(filter(names_files, tables))
 
 
 def _by_folders(listing: Listing) -> Arrangement:
@@ -168,8 +173,7 @@ def _by_tables(listing: Listing) -> Arrangement:
     if not names or not all(is_table(name) and name in listing.entries for name in names):
         raise DataError(f"{listing.where} holds no table of labels; put a .csv, .tsv or metadata.jsonl there")
     possible = _with_labels(listing)
-    usable = [table for table in possible if _names_files(listing, table)]
-    return arrange_tables(listing, usable or possible or [read_table(listing, names[0])])
+    return arrange_tables(listing, _usable(listing, possible) or possible or [read_table(listing, names[0])])
 
 
 def _by_shards(listing: Listing) -> Arrangement:
