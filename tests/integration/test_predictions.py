@@ -61,6 +61,13 @@ def test_two_ranks_are_predicted_trained_scored_and_predict_in_turn(shapes: Path
     assert alone["samples_per_second"]["value"] * alone["step"]["value"] < 0.6 * SAMPLES / steps
 
 
+def test_a_damaged_run_beside_is_passed_over(run: Path, work: Path) -> None:
+    told(run, {"train.epochs": 2})
+    shutil.copytree(run, work / "runs" / "damaged")
+    (work / "runs" / "damaged" / "summary.json").write_text(json.dumps({"config_digest": {"a": {}}}))
+    assert score_predictions(work / "runs") == []
+
+
 def test_what_later_predictions_promise_follows_from_outcomes(run: Path, work: Path) -> None:
     """Predictions whose runs took twice as long, ten times what their intervals allowed for."""
     config = load_config(read_run(run).config).config

@@ -11,7 +11,8 @@ from flatout.diagnosis.reading import read_signals
 from flatout.diagnosis.signals import Signals
 from flatout.errors import BadFile, UserError
 from flatout.runs import Run, read_run
-from flatout.runs.directory import RunDirectory, read_json
+from flatout.runs.directory import RunDirectory
+from flatout.runs.reading import read_summary
 from flatout.runs.schema import PREDICTION
 from flatout.untrusted import check_shape, read_json_lines
 
@@ -69,7 +70,8 @@ def _runs_with(folder: Path, digests: set[str]) -> Iterator[Run]:
     """Only those are read in full."""
     for child in sorted(folder.iterdir()):
         with suppress(UserError, OSError):
-            if RunDirectory(child).exists and read_json(child / "summary.json").get("config_digest") in digests:
+            directory = RunDirectory(child)
+            if directory.exists and read_summary(directory).get("config_digest") in digests:
                 yield read_run(child)
 
 
