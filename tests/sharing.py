@@ -94,8 +94,11 @@ def in_order(plan: BatchPlan, epochs: range) -> list[tuple[int, int]]:
 
 def daemon() -> psutil.Process:
     """The service that this process has started."""
-    found = [each for each in psutil.Process().children() if _runs(each, "flatout.service.transport.daemon")]
-    return found[-1]
+    return daemons()[-1]
+
+
+def daemons() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if _runs(each, "flatout.service.transport.daemon")]
 
 
 def producers(service: psutil.Process) -> list[psutil.Process]:

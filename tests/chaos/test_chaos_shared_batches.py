@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from flatout.cache.shared_memory import private_folder
 from flatout.errors import DataError, ServiceUnavailable
 from flatout.service.client import requests
+from flatout.service.client.pool import SharedPool
 from flatout.service.coordinator.policy import MAX_BATCHES_PER_ASK, SMALL_BATCH_FACTOR, Policy
 from flatout.service.producers.producer import Maker
 from flatout.service.protocol.messages import Ask, Done, Failed, Hello, Message, Produce, Refused
@@ -19,7 +21,7 @@ from flatout.service.protocol.wire import Wire
 from flatout.service.transport import service as service_module
 from flatout.service.transport.daemon import connect
 from flatout.service.transport.paths import ServicePaths, service_paths
-from sharing import Checker, in_order, make_plan, producers, read_epochs, service, service_with, shared
+from sharing import Checker, daemons, in_order, make_plan, producers, read_epochs, service, service_with, shared
 from sharing import daemon as started_daemon
 from training import forked, make_dataset, wait_until
 from unit.cache.small_disk import SmallDisk, small_disk  # noqa: F401
@@ -37,6 +39,20 @@ def status(place: ServicePaths) -> dict:
         return wire.ask(Ask(), 60.0).values
     finally:
         wire.close()
+
+
+def let_rejoin(pool: SharedPool, place: ServicePaths) -> None:
+    """With the next batch: the first try starts a service, and the second one finds it running."""
+
+    def answers() -> bool:
+        with suppress(ServiceUnavailable):
+            connect(place, "viewer", "test")[0].close()
+            return True
+        return False
+
+    if len(daemons()) > 0:
+        wait_until(answers, "the service that the job has started")
+    pool._session.rejoin_at = 0.0
 
 
 def test_the_last_job_to_leave_ends_the_service_and_leaves_nothing(shapes: Path, place: ServicePaths) -> None:
@@ -62,8 +78,7 @@ def test_coordinator_killed(shapes: Path, place: ServicePaths) -> None:
         if count == 5:
             started_daemon().send_signal(signal.SIGKILL)
         if count >= 25 and not pool.stats.rejoined:
-            pool._session.rejoin_at = 0.0
-            time.sleep(0.1)  # a step: without it 60 batches are over before a service can start
+            let_rejoin(pool, place)
 
     with shared(shapes) as (loader, pool):
         assert read_epochs(loader, range(5), Checker(plan), between) == in_order(plan, range(5))
@@ -88,8 +103,7 @@ def test_a_job_with_time_between_its_batches(shapes: Path, place: ServicePaths) 
         if count == 30:
             started_daemon().send_signal(signal.SIGKILL)
         if count >= 60 and not pool.stats.rejoined:
-            pool._session.rejoin_at = 0.0
-            time.sleep(0.1)
+            let_rejoin(pool, place)
 
     with shared(shapes) as (loader, pool):
         assert read_epochs(loader, range(5), Checker(plan), between) == in_order(plan, range(5))
