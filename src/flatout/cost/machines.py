@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import ConfigError
+from flatout.untrusted import number
 
 _SHIPPED = Path(__file__).with_name("instances.csv")
 _NUMBERS = ("vcpus", "memory_gib", "usd_per_hour", "spot_usd_per_hour", "network_gbps")
@@ -128,22 +129,16 @@ def read_skypilot(text: str, where: str, dated: str) -> dict[str, Any]:
 
 
 def _skypilot_entry(row: Mapping[str, str], dated: str) -> dict[str, Any] | None:
-    def number(name: str) -> float | None:
-        try:
-            return float(row.get(name) or "")
-        except ValueError:
-            return None
-
-    price, count = number("Price"), number("AcceleratorCount")
-    if not row["InstanceType"] or not row["AcceleratorName"] or price is None or not count:
+    price, count = number(row.get("Price")), number(row.get("AcceleratorCount")) or 0.0
+    if not row["InstanceType"] or not row["AcceleratorName"] or price is None or count < 1:
         return None
     told = {
         "gpu": card_name(row["AcceleratorName"]),
         "gpus": int(count),
         "usd_per_hour": price,
-        "spot_usd_per_hour": number("SpotPrice"),
-        "vcpus": number("vCPUs"),
-        "memory_gib": number("MemoryGiB"),
+        "spot_usd_per_hour": number(row.get("SpotPrice")),
+        "vcpus": number(row.get("vCPUs")),
+        "memory_gib": number(row.get("MemoryGiB")),
         "region": row.get("Region") or "unknown",
         "as_of": dated,
     }

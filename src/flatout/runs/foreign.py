@@ -152,7 +152,7 @@ def _in_our_words(kind: str, path: str, names: list[str], rows: list[dict[str, f
         "top5",
     }:
         raise DataError(
-            f"{path} has the columns {', '.join(names[:12]) or 'none'}; an import needs epoch or step, "
+            f"{path} has the columns {', '.join(names[:12])[:300] or 'none'}; an import needs epoch or step, "
             "and a loss or an accuracy"
         )
     if not rows:

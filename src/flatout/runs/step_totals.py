@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flatout.errors import BadFile
+from flatout.runs.steps import parse_amount, parse_count
 from flatout.runs.summary import speed
 from flatout.runs.tables import read_columns
+from flatout.untrusted import shortened
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-6, 1e6
 _BUCKET = math.log(1.01)  # at most 2,800 buckets; a quantile is within 0.5 % of the step time it stands for
@@ -33,13 +36,16 @@ class Steps:
 def read_steps(path: Path) -> Steps:
     """Of steps.csv, row by row; what a later attempt did again is superseded, as in `effective_rows`."""
     steps, attempt = Steps(), None
-    for of, step, seconds, samples in read_columns(path, ("attempt", "step", "step_seconds", "samples")):
-        if of != attempt:
-            attempt = of
-            steps.drop_from(int(step))
-        steps.numbers.append(int(step))
-        steps.seconds.append(float(seconds))
-        steps.samples.append(int(samples))
+    for row in read_columns(path, ("attempt", "step", "step_seconds", "samples")):
+        number, seconds, samples = parse_count(row[1]), parse_amount(row[2]), parse_count(row[3])
+        if number is None or seconds is None or samples is None:
+            raise BadFile(f"cannot read {path}: a row says {shortened(row)}, expected numbers")
+        if row[0] != attempt:
+            attempt = row[0]
+            steps.drop_from(number)
+        steps.numbers.append(number)
+        steps.seconds.append(seconds)
+        steps.samples.append(samples)
     return steps
 
 

@@ -51,6 +51,12 @@ def test_skypilot_s_catalogue_becomes_a_price_file_with_the_cheapest_region():
     assert "m5.large" not in told["instances"]
 
 
+@pytest.mark.parametrize("cards", ["nan", "-1", "1e999"])
+def test_a_number_of_cards_that_is_none_is_no_machine(cards: str):
+    told = read_skypilot(SKYPILOT.replace(",A10G,1.0,", f",A10G,{cards},"), "aws.csv", "2026-11-18")
+    assert "g5.xlarge" not in told["instances"]
+
+
 def test_another_csv_is_one_line():
     with pytest.raises(ConfigError, match="AcceleratorName"):
         read_skypilot("a,b\n1,2\n", "x.csv", "2026-11")

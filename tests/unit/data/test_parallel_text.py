@@ -1,6 +1,8 @@
 """Sentence pairs from files: the same from any kind of file, and every line that cannot be used has a reason."""
 
 import gzip
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,10 @@ def test_the_vocabulary_is_learned_once_and_a_run_keeps_its_own(tmp_path: Path) 
 def test_a_damaged_vocabulary_is_said() -> None:
     with pytest.raises(DataError, match="vocabulary cannot be read"):
         Vocabulary("{").encode(["a"])
+    text = learn_vocabulary(["the words of a line"], VocabularyConfig(size=300)).text
+    last = max(json.loads(text)["model"]["vocab"].values())
+    with pytest.raises(DataError, match="one is number 70000"):
+        Vocabulary(re.sub(rf":\s*{last}\b", ":70000", text)).encode(["a"])
 
 
 def test_what_unpacks_without_end_is_no_text() -> None:

@@ -131,6 +131,7 @@ def test_names_that_others_use(names: list[str], ours: str, theirs: str) -> None
         ("a,b\n1,2\n", "has the columns a, b; an import needs epoch or step"),
         ("epoch,lr\n1,2\n", "and a loss or an accuracy"),
         ("", "has the columns none"),
+        ("a" * 5000 + ",b\n1,2\n", "a; an import needs"),
         ("epoch,val_loss\n", "no rows"),
         ("epoch,val_loss\n1," + "9" * 200_000 + "\n", "is no CSV table"),
     ],
@@ -139,6 +140,7 @@ def test_a_log_that_tells_nothing_is_refused_in_one_line(tmp_path: Path, text: s
     with pytest.raises(DataError, match=r"^[^\n]*$") as caught:
         import_run(write(tmp_path, "log.csv", text), tmp_path / "runs" / "x")
     assert says in str(caught.value)
+    assert len(str(caught.value)) < 2000
     assert not (tmp_path / "runs").exists()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from flatout.engine.loop import StepRecord
 from flatout.errors import BadFile
+from flatout.runs.step_totals import read_steps
 from flatout.runs.steps import STEP_COLUMNS, StepRow, read_step_rows
 from flatout.runs.tables import Table
 
@@ -56,3 +57,14 @@ def test_a_cell_of_another_kind_is_named(tmp_path: Path, row: str, said: str) ->
     with pytest.raises(BadFile, match="expected a number") as caught:
         read_step_rows(path)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("cell", ["9" * 400, "x", "", "nan"])
+@pytest.mark.parametrize("column", ["step", "step_seconds", "samples"])
+def test_totals_of_a_damaged_table_are_refused(tmp_path: Path, column: str, cell: str) -> None:
+    columns = ("attempt", "step", "step_seconds", "samples")
+    table = Table(tmp_path / "steps.csv", columns)
+    table.append({**dict.fromkeys(columns, 1), column: cell})
+    table.close()
+    with pytest.raises(BadFile, match="expected numbers"):
+        read_steps(tmp_path / "steps.csv")

@@ -30,9 +30,12 @@ class Vocabulary:
     def _tokenizer(self) -> Any:
         tokenizers = _imported()
         try:
-            return tokenizers.Tokenizer.from_str(self.text)
+            tokenizer = tokenizers.Tokenizer.from_str(self.text)
         except Exception as error:  # the binding raises plain Exception
             raise DataError(f"the stored vocabulary cannot be read: {error}") from None
+        if (most := max(tokenizer.get_vocab().values(), default=0)) >= tokenizer.get_vocab_size():
+            raise DataError(f"the stored vocabulary has {tokenizer.get_vocab_size()} pieces, and one is number {most}")
+        return tokenizer
 
     @property
     def digest(self) -> str:
