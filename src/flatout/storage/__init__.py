@@ -10,10 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 from flatout import plugins
 from flatout.errors import ConfigError, DataError
-from flatout.machine.mounts import is_fuse_mount
 from flatout.storage.protocol import Checked, Entry, Range, Store, StoreOpener
 
-__all__ = ["Entry", "Range", "Store", "is_fuse_mount", "open_checked", "open_store"]
+__all__ = ["Entry", "Range", "Store", "open_checked", "open_store"]
 
 _OBJECT_SCHEMES = ("s3", "gs", "az")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

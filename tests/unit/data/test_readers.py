@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from epochs import VIEW, expected, kept, loader_of
 from small_datasets import jpeg, opened, sample_files, write_files, write_tar
 
 from flatout.data.loading.prepare import BatchPlan
-from flatout.data.source.readers import Extents
+from flatout.data.source import readers
+from flatout.data.source.readers import Extents, Source, read_source
 from flatout.errors import StorageError
 from flatout.machine.files import OpenFile
 
@@ -54,6 +56,22 @@ def test_files_of_a_folder_have_no_object_each_and_pickle(tmp_path: Path) -> Non
     assert isinstance(sources, Extents)
     assert [os.path.relpath(str(path), tmp_path / "data") for path in sources] == list(recipe.split.names)
     assert expected(pickle.loads(pickle.dumps(recipe)), 0) == before
+
+
+def test_files_of_a_mount_are_read_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each open waits until eight of them are under way."""
+    recipe = recipe_of(write_files(tmp_path / "data", FILES))
+    before, met = expected(recipe, 0), threading.Barrier(8)
+
+    def read_together(source: Source) -> object:
+        met.wait(60)
+        return read_source(source)
+
+    monkeypatch.setattr(readers, "is_fuse_mount", lambda path: "fuse.rclone")
+    mounted = recipe_of(tmp_path / "data")
+    assert expected(mounted, 0) == before
+    monkeypatch.setattr(readers, "read_source", read_together)
+    assert len(mounted.split.locate(np.arange(8))) == 8
 
 
 def test_a_tar_that_is_moved_is_still_read_and_pickles(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flatout.data.loading.loader import open_loader
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.staging import StagedReader, is_remote, staged
 from flatout.data.pixels.views import SHIPPED
+from flatout.data.source import readers
 from flatout.data.source.dataset import Split
 from flatout.data.source.pack_writer import PackOptions, write_pack
 from flatout.data.source.readers import ObjectReader
@@ -243,9 +244,9 @@ def test_files_added_outside_a_limit_do_not_shift_what_is_staged(root: Path) -> 
 
 
 def test_a_mounted_bucket_is_staged_from_its_paths(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = opened(root).train.read(ALL)
     split = opened(root).train
-    expected = split.read(ALL)
-    monkeypatch.setattr(staging, "is_fuse_mount", lambda path: "fuse.rclone")
+    monkeypatch.setattr(readers, "is_fuse_mount", lambda path: "fuse.rclone")
     assert is_remote(split)
     with_stage, log = stage(split)
     assert with_stage.read(ALL) == expected

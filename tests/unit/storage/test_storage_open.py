@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import ConfigError, DataError, UserError
-from flatout.machine.mounts import remote_type
-from flatout.storage import is_fuse_mount, open_store
+from flatout.machine.mounts import is_fuse_mount, remote_type
+from flatout.storage import open_store
 from flatout.storage.local import FolderStore, TarStore
 from flatout.storage.object_store import ObjectStore
 

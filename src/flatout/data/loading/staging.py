@@ -16,7 +16,6 @@ from flatout.decisions.caching import OFF, StageChoice, choose_stage, stage_with
 from flatout.decisions.loading import is_url
 from flatout.errors import NoSpace, StorageError
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, kept_bytes
-from flatout.storage import is_fuse_mount
 from flatout.storage.counters import StoreCounters
 
 
@@ -93,8 +92,7 @@ def is_remote(split: Split) -> bool:
     if not isinstance(reader, ObjectReader):
         store = getattr(reader, "store", None)
         return store is not None and is_url(store.url)
-    path = reader.store.local_path(reader.names[0]) if reader.names else None
-    return is_fuse_mount(path) is not None if path is not None else is_url(reader.store.url)
+    return reader.on_mount or is_url(reader.store.url)
 
 
 def staged(split: Split, wanted: str, pool: str = "thread") -> tuple[Split, SampleLog | None, StageChoice]:

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple, Protocol, overload
 
 import numpy as np
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 from flatout.data.pixels.picture_limits import MAX_FILE_BYTES
 from flatout.errors import ObjectMissing, ObjectTooLarge, StorageError
 from flatout.machine.files import OpenFile
+from flatout.machine.mounts import is_fuse_mount
 from flatout.storage.counters import StoreCounters
 from flatout.storage.local import FolderStore, TarStore, read_at
 from flatout.storage.members import MemberStore
 from flatout.storage.protocol import Range, Store, counters_of
 from flatout.units import format_bytes
 
+_FILES_OF_MOUNTS_AT_ONCE = 16
 Rows = NDArray[np.int64]
 Source = str | bytes | memoryview  # a path to open, or the bytes themselves
 
@@ -122,10 +125,17 @@ class ObjectReader:
         if isinstance(self.store, FolderStore):
             names, offsets = self._packed_names
             files = FilesIn(self.store.folder(), names)
-            return Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
+            found = Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
+            return list(_readers_of_mounts(os.getpid()).map(read_source, found)) if self.on_mount else found
         if isinstance(self.store, MemberStore) and (found := self._members(self.store, rows)) is not None:
             return found
         return self._read_many(rows)
+
+    @cached_property
+    def on_mount(self) -> bool:
+        """Whether these are files of a network's or a bucket's mount."""
+        path = self.store.local_path(self.names[0]) if self.names else None
+        return path is not None and is_fuse_mount(path) is not None
 
     def _read_many(self, rows: Rows) -> Sequence[Source | StorageError]:
         fits = self.lengths[rows] <= MAX_FILE_BYTES
@@ -180,6 +190,13 @@ class ObjectReader:
 
     def counters(self) -> StoreCounters:
         return counters_of(self.store)
+
+
+@cache
+def _readers_of_mounts(process: int) -> ThreadPoolExecutor:
+    """Of this process, a fork included. A file of a mount takes as long to open as a request to a store: read one after
+    the other, as compiled code reads them, they keep everybody waiting."""
+    return ThreadPoolExecutor(_FILES_OF_MOUNTS_AT_ONCE, thread_name_prefix="flatout-read")
 
 
 def pack_paths(names: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
