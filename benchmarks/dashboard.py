@@ -27,7 +27,13 @@ from playwright.sync_api import Page, sync_playwright
 from dated_results import publish
 
 COMMAND = [sys.executable, "-c", "from flatout.cli.main import run; run()"]
-_WATCHED_SECONDS = 20.0
+_SETTLE_SECONDS = 2.0  # left out of every slice: what fell due while the dashboard was stopped is done at once
+HURRIED = """from flatout.commands import dashboard, dashboard_run
+from flatout.web import streams
+dashboard._IDLE_FACTOR /= {0}
+for each, name in (streams, "_MOST_PAUSE_SECONDS"), (streams, "_PUSH_SECONDS"), (dashboard_run, "_MOST_PAUSE_SECONDS"), (dashboard_run, "_TICK_SECONDS"):
+    setattr(each, name, getattr(each, name) / {0})
+from flatout.cli.main import run; run()"""
 STEP = "1,{n},{epoch},{index},256,356fd14afc5119fe,{loss},0.1,0.1234567890123,0.00123456789,{time},0.0123456789\r\n"
 
 
@@ -41,14 +47,18 @@ def main() -> None:
         "--recipe", type=Path, action="append", default=[], help="What trains, watched and not, in turns."
     )
     parser.add_argument("--watched-only", action="store_true", help="Leave the pages out; a result of its own.")
-    parser.add_argument("--slices", type=int, default=60, help="Of the watched run, half of them watched.")
-    parser.add_argument("--slice-seconds", type=float, default=3.0)
+    parser.add_argument("--slices", type=int, default=24, help="Of the watched run, half of them watched.")
+    parser.add_argument("--slice-seconds", type=float, default=12.0)
+    parser.add_argument(
+        "--often", type=int, action="append", default=[], help="Look so many times as often as a user's dashboard does."
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         lines = [] if args.watched_only else list(measure(Path(scratch) / "runs", args))
         for recipe in args.recipe:
-            lines += watched_training(recipe, args, Path(scratch) / recipe.stem / "run")
+            for often in args.often or [1]:
+                lines += watched_training(recipe, args, Path(scratch) / f"{recipe.stem}-{often}" / "run", often)
     text = "\n".join(["| what | measured |", "|---|---|", *lines]) + "\n"
     publish(f"dashboard{'-watched' if args.watched_only else ''}", "The dashboard", text, args.out)
 
@@ -98,11 +108,12 @@ def measure(folder: Path, args: argparse.Namespace) -> Iterator[str]:
 
 
 class Server:
-    """A dashboard as a user starts it."""
+    """A dashboard as a user starts it, or one that looks more often."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, often: int = 1) -> None:
         self.started = time.perf_counter()
-        command = [*COMMAND, "dashboard", str(folder), "--port=0"]
+        code = COMMAND if often == 1 else [sys.executable, "-c", HURRIED.format(often)]
+        command = [*code, "dashboard", str(folder), "--port=0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         found = re.search(r"(http://\S+)/\?token", self.process.stdout.readline())
@@ -180,9 +191,11 @@ def spread(seconds: Any) -> str:
     return f"{write(statistics.median(seconds))}, {write(max(seconds))}"
 
 
-def watched_training(recipe: Path, args: argparse.Namespace, run: Path) -> list[str]:
+def watched_training(recipe: Path, args: argparse.Namespace, run: Path, often: int) -> list[str]:
     """One run on all cores. A dashboard and a reader of its stream are let go on and stopped in turns of some seconds;
-    steps per second of neighbouring slices are compared, so that a machine whose speed drifts does not decide."""
+    steps per second of neighbouring slices are compared, so that a machine whose speed drifts does not decide. A
+    dashboard that looks ten times as often costs ten times as much: a tenth of that, with a tenth of its error, tells
+    what the noise of a training hides otherwise. Its own CPU time says whether it did."""
     run.parent.mkdir(parents=True)
     never = [f"--set={key}=100000" for key in ("train.epochs", "validate.every_epochs", "checkpoint.every_epochs")]
     command = [*COMMAND, "train", str(recipe.resolve()), "--run", str(run), "--json", *never]
@@ -190,45 +203,49 @@ def watched_training(recipe: Path, args: argparse.Namespace, run: Path) -> list[
     try:
         while not (run / "steps.csv").exists() or (run / "steps.csv").read_bytes().count(b"\n") < 50:
             time.sleep(0.2)
-        with Server(run.parent) as server:
+        with Server(run.parent, often) as server:
             threading.Thread(target=read_stream, args=(f"{server.address}/events/run/0/run",), daemon=True).start()
             time.sleep(5)  # the first look reads all there is
-            used = server.cpu_seconds()
-            time.sleep(_WATCHED_SECONDS)
-            share = (server.cpu_seconds() - used) / _WATCHED_SECONDS
-            edges = turns(server, args.slices, args.slice_seconds)
+            slices, used = turns(server, args.slices, args.slice_seconds)
     finally:
         training.terminate()
         training.wait()
-    rates = slice_rates(run / "steps.csv", edges)
+    rates = slice_rates(run / "steps.csv", slices)
+    share = used / sum(end - begin for begin, end in slices[::2])
     ratios = [rates[n] / rates[n + 1] if n % 2 == 0 else rates[n + 1] / rates[n] for n in range(len(rates) - 1)]
     mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(rates[::2]) ** 0.5
     sys.stderr.write(f"{recipe.stem}: steps/s by slice {' '.join(f'{rate:.2f}' for rate in rates)}\n")
-    return [
-        f"| {recipe.stem}: steps/s while watched over not watched, {args.slices} slices of {args.slice_seconds:g} s in turns "
+    name = recipe.stem if often == 1 else f"{recipe.stem}, looked at {often} times as often"
+    lines = [
+        f"| {name}: steps/s while watched over not watched, {args.slices} slices of {args.slice_seconds:g} s in turns "
         f"| {mean:.4f} (standard error {error:.4f}) |",
-        f"| {recipe.stem}: CPU of the dashboard, watched for {_WATCHED_SECONDS:g} s | {100 * share:.2f} % of one core |",
+        f"| {name}: CPU of the dashboard in the watched slices | {100 * share:.2f} % of one core |",
     ]
+    told = f"| {recipe.stem}: one {often}th of that loss | {1 - (1 - mean) / often:.4f} ({error / often:.4f}) |"
+    return lines if often == 1 else [*lines, told]
 
 
-def turns(server: Server, slices: int, seconds: float) -> list[float]:
-    """Begin of every slice and the end of the last; the first is watched."""
-    edges = []
+def turns(server: Server, slices: int, seconds: float) -> tuple[list[tuple[float, float]], float]:
+    """Begin and end of every slice, of which the first is watched, and the dashboard's CPU seconds within them."""
+    counted, used = [], 0.0
     for number in range(slices):
         server.process.send_signal(signal.SIGSTOP if number % 2 else signal.SIGCONT)
-        edges.append(time.time())
-        time.sleep(seconds)
-    edges.append(time.time())
+        time.sleep(_SETTLE_SECONDS)
+        begin, used = time.time(), used - server.cpu_seconds()
+        time.sleep(seconds - _SETTLE_SECONDS)
+        counted.append((begin, time.time()))
+        used += server.cpu_seconds()
     server.process.send_signal(signal.SIGCONT)
-    return edges
+    return counted, used
 
 
-def slice_rates(steps: Path, edges: list[float]) -> list[float]:
-    """Steps per second between the edges; a step that crosses one counts on both sides by its share."""
+def slice_rates(steps: Path, slices: list[tuple[float, float]]) -> list[float]:
+    """Steps per second of every slice; a step that crosses an edge counts on both sides by its share."""
     with steps.open(newline="") as file:
         times = np.array([float(row["time_unix"]) for row in csv.DictReader(file)])
+    edges = np.array(slices)
     done = np.interp(edges, times, np.arange(len(times)))
-    return [float(each) for each in np.diff(done) / np.diff(edges)]
+    return [float(each) for each in np.diff(done)[:, 0] / np.diff(edges)[:, 0]]
 
 
 def read_stream(address: str) -> None:

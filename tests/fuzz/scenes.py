@@ -202,10 +202,10 @@ def look_at_dashboard(run: str = "tiny") -> None:
     async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    async def at_once(seconds: float) -> None:
+    async def at_once(self: Any, most_seconds: float) -> None:
         pass
 
-    places = [(dashboard_run, "_TICK_SECONDS", 0.0), (asyncio, "sleep", at_once)]
+    places = [(dashboard_run, "_TICK_SECONDS", 0.0), (streams.Streams, "wait_for_end", at_once)]
     places += [(module, "run_in_threadpool", inline) for module in (app, streams)]
     with ExitStack() as stack:
         for place in places:

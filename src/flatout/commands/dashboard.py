@@ -17,6 +17,7 @@ from flatout.analysis.values import flattened
 from flatout.config.schema import CostConfig
 from flatout.cost import load_catalogue, spend_rates
 from flatout.errors import FlatoutError, RunDirectoryError
+from flatout.machine.budgets import usable_cores
 from flatout.reports.live_page import runs_shell as runs_shell
 from flatout.reports.live_page import static_file as static_file
 from flatout.runs.directory import RunDirectory
@@ -25,7 +26,16 @@ from flatout.runs.glance import Glance, RunIndex
 
 _CONFIG_SECONDS = 0.02  # of a look at the list
 _MOST_KEPT = 4  # choices of columns
+_IDLE_FACTOR = 1500.0
+_BUSY = 0.75  # of the cores
 Row = dict[str, Any]
+
+
+def pause_seconds(used_seconds: float) -> float:
+    """To leave the machine alone after so much of a core was used: looking takes a fifteen-hundredth of the machine, or
+    of one core where all are busy: there all threads of a step wait for the one whose core it took."""
+    cores = usable_cores()
+    return _IDLE_FACTOR / (1 if os.getloadavg()[0] > _BUSY * cores else cores) * used_seconds
 
 
 class Board:

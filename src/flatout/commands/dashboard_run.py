@@ -1,9 +1,7 @@
 """One run on the dashboard while it goes on: the parts of its page, made anew when its files changed.
 
-Looking at a run that goes on takes about a four-hundredth of the machine, or of one core where all are busy: what
-costs more is made less often. Loads what explains runs, which the list does without."""
+What costs more is made less often (`pause_seconds`). Loads what explains runs, which the list does without."""
 
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -17,10 +15,9 @@ from markupsafe import Markup
 from flatout.analysis.details import read_details
 from flatout.analysis.live import Alarm, alarms, live_figures
 from flatout.analysis.rank_spans import read_rank_spans
-from flatout.commands.dashboard import Board
+from flatout.commands.dashboard import Board, pause_seconds
 from flatout.commands.explain import explain
 from flatout.errors import FlatoutError, RunDirectoryError
-from flatout.machine.budgets import usable_cores
 from flatout.reports.html import finding_sections, report_sections
 from flatout.reports.live_page import live_curves, live_headline, live_tiles, log_tail, ranks_view
 from flatout.reports.notebook import live_html
@@ -34,9 +31,7 @@ from flatout.untrusted import MAX_TABLE_BYTES, open_text
 
 _WHOLE_BYTES = 32 << 20  # of steps and spans: a longer run is not read whole again and again
 _TICK_SECONDS = 0.5
-_MOST_PAUSE_SECONDS = 5.0
-_IDLE_FACTOR = 800.0  # of two tiers, each a share of its own
-_BUSY = 0.75  # of the cores
+_MOST_PAUSE_SECONDS = 9.0  # the push after it comes within ten
 _MOST_FOLLOWED = 32
 
 
@@ -50,6 +45,8 @@ class _Watched:
     urgent: dict[str, str] = field(default_factory=dict)
     due: float = 0.0
     """When it may be looked at again."""
+    drawn: tuple[Any, ...] = ()
+    """What its curves are of, beside its steps."""
     signature: tuple[Any, ...] = ()
     close_due: float = 0.0
     """When what is expensive may be made again."""
@@ -109,7 +106,7 @@ class WatchedRuns:
         try:
             self._look(glance, watched)
             if not first:  # what takes longer comes with the next push
-                watched.due += min(_MOST_PAUSE_SECONDS, _pause(glance, began))
+                watched.due += min(_MOST_PAUSE_SECONDS, pause_seconds(time.thread_time() - began))
                 self._look_closely(glance, watched)
         except (FlatoutError, OSError, ValueError) as error:
             watched.fragments["damage"] = note(str(error), "bad")
@@ -117,7 +114,8 @@ class WatchedRuns:
     def _look(self, glance: Glance, watched: _Watched) -> None:
         directory, running = RunDirectory(glance.directory), glance.status == "running"
         directory.require_own_files()
-        moved = watched.follower.advance() or "curves" not in watched.fragments or not running
+        drawn = (glance.status, _stamp(directory.epochs))
+        moved = watched.follower.advance() or drawn != watched.drawn
         recent = watched.follower.recent()
         rate = self.board.usd_per_second(glance) if running else None
         figures = live_figures(glance.summary, recent, glance.status, rate, time.time())
@@ -127,6 +125,7 @@ class WatchedRuns:
         if moved:
             curves = live_curves(watched.follower.curves, read_epochs(directory), watched.follower.is_sampled)
             watched.fragments["curves"] = section("Curves", curves, anchor="curves")
+            watched.drawn = drawn
         watched.fragments |= {
             "head": live_headline(glance.label, glance.name, glance.status, glance.cause, emulated, watched.alarms),
             "tiles": live_tiles(figures, running),
@@ -139,7 +138,7 @@ class WatchedRuns:
             return
         watched.signature = signature
         watched.fragments |= self._close_sections(glance, watched)
-        watched.close_due = time.monotonic() + _pause(glance, began)
+        watched.close_due = time.monotonic() + pause_seconds(time.thread_time() - began)
 
     def _close_sections(self, glance: Glance, watched: _Watched) -> dict[str, Markup]:
         directory = RunDirectory(glance.directory)
@@ -164,16 +163,6 @@ class WatchedRuns:
         return sections
 
 
-def _pause(glance: Glance, began: float) -> float:
-    """Seconds to leave a run alone after a look that began at this time of the thread's own clock. Where all cores
-    work, all threads of a step wait for the one whose core it took."""
-    if glance.status != "running":
-        return 0.0
-    cores = usable_cores()
-    share = 1 if os.getloadavg()[0] > _BUSY * cores else cores
-    return _IDLE_FACTOR / share * (time.thread_time() - began)
-
-
 def _recorded_bytes(directory: RunDirectory) -> int:
     files = [directory.steps, *directory.spans.glob("rank*.jsonl")]
     return sum(path.stat().st_size for path in files if path.exists())
@@ -182,7 +171,14 @@ def _recorded_bytes(directory: RunDirectory) -> int:
 def _signature(root: Path) -> tuple[Any, ...]:
     directory = RunDirectory(root)
     paths = (directory.summary, directory.steps, directory.rank_spans(), directory.system, directory.config)
-    return tuple((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None for path in paths)
+    return tuple(map(_stamp, paths))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    with suppress(FileNotFoundError):
+        about = path.stat()
+        return about.st_mtime_ns, about.st_size
+    return None
 
 
 def _without_steps(glance: Glance, config: Mapping[str, Any]) -> Run:

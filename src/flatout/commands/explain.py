@@ -41,7 +41,7 @@ def _improver(run: Run, signals: Signals) -> Callable[[Finding], Finding]:
     """Findings as the rules have them where the model cannot be calibrated; without fixes that the run has already."""
     improve: Callable[[Finding], Finding] = _unchanged
     with suppress(UserError, ArithmeticError, ValueError):
-        improve = improver(signals, calibration_of(run, load_config(run.config).config))
+        improve = improver(signals, calibration_of(run, load_config(run.config).config, signals))
     return lambda finding: _unless_there(run, improve(finding))
 
 

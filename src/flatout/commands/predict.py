@@ -25,6 +25,7 @@ from flatout.diagnosis.machine_share import read_share
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
 from flatout.diagnosis.reading import read_signals
+from flatout.diagnosis.signals import Signals
 from flatout.diagnosis.step_model import ranks_here
 from flatout.diagnosis.what_if import Prediction, cache_break_even, staging_break_even, with_residual
 from flatout.diagnosis.what_if import predict as predict_job
@@ -65,22 +66,22 @@ def parse_alternatives(texts: Sequence[str]) -> list[dict[str, Any]]:
     return alternatives
 
 
-def calibration_of(run: Run, config: Config) -> Calibration:
+def calibration_of(run: Run, config: Config, signals: Signals | None = None) -> Calibration:
     """From probe.json in the run's directory where there is one, else from the run's own records. Its intervals are as
-    wide as the outcomes of the predictions stored beside the run ask for."""
-    calibration = _own_calibration(run, config)
+    wide as the outcomes of the predictions stored beside the run ask for. `signals` of the run, if they were read."""
+    calibration = _own_calibration(run, config, signals)
     outcomes = [each.outcome for each in score_predictions(run.directory.resolve().parent)]
     return replace(calibration, interval_factors=interval_factors(outcomes))
 
 
-def _own_calibration(run: Run, config: Config) -> Calibration:
+def _own_calibration(run: Run, config: Config, signals: Signals | None) -> Calibration:
     probed = read_json(run.directory / "probe.json")
     if probed.get("calibration"):
         try:
             return Calibration.from_dict(probed["calibration"])
         except (ValidationError, AttributeError) as error:
             raise RunDirectoryError(f"cannot read {run.directory / 'probe.json'}: {error!s:.200}") from None
-    signals = read_signals(run)
+    signals = read_signals(run) if signals is None else signals
     if signals.step.done < 3:
         raise RunDirectoryError(
             f"{run.directory} has {signals.step.done} steps; a prediction needs at least 3: train it a little longer"

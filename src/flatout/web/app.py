@@ -21,14 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from flatout.commands.dashboard import Board, Row, runs_shell, static_file
 from flatout.errors import FlatoutError
 from flatout.web.guard import Guard
-from flatout.web.streams import PUSH_SECONDS, Looked, Streams, event_text
+from flatout.web.streams import Looked, Streams, event_text, push_pause
 
 if TYPE_CHECKING:
     from flatout.commands.dashboard_run import WatchedRuns
 
 _FIRST_SECONDS = 0.05  # of reading before the first rows of a long list are sent
-_IDLE_FACTOR = 100.0  # the list takes at most a hundredth of one core
-_MOST_PAUSE_SECONDS = 5.0
 _PLAIN = ("suites", "plans", "cache")  # pages of one piece
 _MOST_COMPARED = 12
 _KINDS = {".css": "text/css", ".js": "text/javascript"}
@@ -219,17 +217,15 @@ class Pages:
         sent: dict[str, Row] = {}
         going = await self._streams.go_on(request)
         while going:
-            text, sent, unread, seconds = await run_in_threadpool(self._look_at_rows, columns, sent)
+            began = time.process_time()
+            text, sent, unread = await run_in_threadpool(self._look_at_rows, columns, sent)
             yield text
-            pause = 0.0 if unread else min(_MOST_PAUSE_SECONDS, max(PUSH_SECONDS, _IDLE_FACTOR * seconds))
-            going = await self._streams.go_on(request, pause)
+            going = await self._streams.go_on(request, 0.0 if unread else push_pause(began))
 
-    def _look_at_rows(self, columns: list[str], sent: dict[str, Row]) -> tuple[str, dict[str, Row], int, float]:
-        """The event, all rows, how many are still to come, and what the look took of this thread's core."""
-        began = time.thread_time()
+    def _look_at_rows(self, columns: list[str], sent: dict[str, Row]) -> tuple[str, dict[str, Row], int]:
+        """The event, all rows, and how many are still to come."""
         found, unread = self._board.rows(columns, _FIRST_SECONDS)
         rows = {row["key"]: row for row in found}
         changed = [row for key, row in rows.items() if (before := sent.get(key)) is not row and before != row]
         gone = [key for key in sent if key not in rows]
-        text = event_text("rows", {"changed": changed, "gone": gone, "unread": unread})
-        return text, rows, unread, time.thread_time() - began
+        return event_text("rows", {"changed": changed, "gone": gone, "unread": unread}), rows, unread

@@ -53,6 +53,7 @@ def serve_dashboard(
     say.flush()
     with suppress(OSError, AttributeError):
         os.nice(10)  # training goes first
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # never takes a core at once; IDLE may get none
     streams = Streams()
     config = uvicorn.Config(
         make_app(Board(folders), guard, streams),
@@ -63,6 +64,9 @@ def serve_dashboard(
     )
 
     class Server(uvicorn.Server):
+        async def main_loop(self) -> None:
+            await streams.wait_for_end()  # uvicorn's own asks ten times a second, for as long as it lives
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             streams.end()  # else it would wait for pages that are open
             super().handle_exit(sig, frame)
