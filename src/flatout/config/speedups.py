@@ -62,7 +62,7 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
 
 
 def _optimizer(values: Mapping[str, Any]) -> list[Speedup]:
-    """Muon for a ResNet of ours that starts from nothing, with a rate of its own; all of it or nothing."""
+    """Muon for a ResNet of ours that starts from nothing, where the recipe names no part of an optimizer."""
     train, model, parallel, data = (_section(values, name) for name in ("train", "model", "parallel", "data"))
     if model.get("name", RESNETS[0]) not in RESNETS or model.get("weights") or parallel.get("mode") == "fsdp":
         return []  # other models may want another rate, trained weights a small one; fsdp has no whole matrices
@@ -71,9 +71,10 @@ def _optimizer(values: Mapping[str, Any]) -> list[Speedup]:
     found = [Speedup("train.optimizer", "muon", "it learns as much in fewer epochs, at a rate of its own", fills)]
     if fills or own == "muon":
         batch = data.get("global_batch") or data.get("batch_size") or _DEFAULT_BATCH
-        rate = round(_MUON_RATE * math.sqrt(batch / _MUON_BATCH), 5) if isinstance(batch, int) else _MUON_RATE
-        values_of = {"lr": rate, **_MUON}
-        found += [Speedup(f"train.{key}", value, "it suits muon") for key, value in values_of.items()]
+        usable = isinstance(batch, int) and batch > 0  # what is not is refused later
+        rate = round(_MUON_RATE * math.sqrt(batch / _MUON_BATCH), 5) if usable else _MUON_RATE
+        found.append(Speedup("train.lr", rate, f"that of muon for batches of {batch}"))
+        found += [Speedup(f"train.{key}", value, "that of muon") for key, value in _MUON.items()]
     return found
 
 

@@ -62,7 +62,13 @@ def test_a_key_of_the_users_own_optimizer_keeps_it_as_a_whole(key: str) -> None:
     assert [getattr(with_it.train, each) for each in kept] == [getattr(plain.train, each) for each in kept]
     chosen = choose_speedups(with_it)
     assert set(chosen.value) & set(MUON) == set()
-    assert "set otherwise by the recipe: train.optimizer" in chosen.reason
+    assert "set otherwise by the recipe: train.optimizer (muon is for recipes" in chosen.reason
+
+
+@pytest.mark.parametrize("batch", [0, -128, "many"])
+def test_a_batch_that_cannot_be_is_refused_by_name(batch: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data\.batch_size"):
+        load_config({"speedups": "auto", "data": {"batch_size": batch}})
 
 
 def test_a_recipe_with_muon_gets_what_suits_it() -> None:
