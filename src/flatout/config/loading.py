@@ -68,7 +68,7 @@ def _fill_in_speedups(values: dict[str, Any]) -> dict[str, str]:
     if values.get("speedups") != "auto" or values.get("task", DEFAULT_TASK) != DEFAULT_TASK:
         return filled
     for each in speedups_for(values):
-        if _lookup(values, each.key) is None:
+        if each.fills and _lookup(values, each.key) is None:
             _assign(values, each.key, each.value)
             filled |= {key: "speedups: auto" for key, _ in _leaves({each.key: each.value})}
     return filled

@@ -11,7 +11,8 @@ from flatout.data.pixels.views import SHIPPED, resolve_view
 from flatout.decisions.speedups import choose_methods, choose_speedups, speedup_notes
 from flatout.errors import ConfigError
 
-AUTO = {"speedups": "auto", "train": {"epochs": 16}}
+MUON = {"train.optimizer": "muon", "train.lr": 0.01, "train.momentum": 0.95, "train.weight_decay": 0.01}
+AUTO: dict[str, Any] = {"speedups": "auto", "train": {"epochs": 16}, "data": {"batch_size": 128}}
 
 
 def test_the_sides_are_those_of_the_shipped_views() -> None:
@@ -31,12 +32,14 @@ def test_what_it_switches_on_and_says() -> None:
     view = resolve_view(loaded.config.data.view, loaded.config.views)
     assert loaded.config.train.schedule == "one-cycle"
     assert view.alternate_flip
-    assert [view.side(epoch) for epoch in (0, 6, 7, 11, 12, 15)] == [32, 32, 48, 48, 64, 64]
+    assert [view.side(epoch) for epoch in (0, 5, 6, 10, 11, 15)] == [32, 32, 48, 48, 64, 64]
     assert (view.crop, view.pad, view.flip) == ("pad", 4, 0.5)
     assert loaded.origins["train.schedule"] == "speedups: auto"
+    assert (loaded.config.train.optimizer, loaded.config.train.lr) == ("muon", MUON["train.lr"])
+    assert loaded.origins["train.optimizer"] == loaded.origins["train.lr"] == "speedups: auto"
     (note,) = speedup_notes(loaded.config)
     assert "train.schedule: a high rate" in note
-    assert "48 px from epoch 7" in note
+    assert "48 px from epoch 6" in note
 
 
 @pytest.mark.parametrize(
@@ -47,30 +50,85 @@ def test_each_switch_is_off_again_by_its_key(key: str, value: Any) -> None:
     chosen = choose_speedups(load_config(AUTO, {key: value}).config)
     assert key not in chosen.value
     assert f"set otherwise by the recipe: {key}" in chosen.reason
-    assert len(chosen.value) == 2  # the others
+    assert len(chosen.value) == 2 + len(MUON)  # the others
+
+
+@pytest.mark.parametrize("key", ["optimizer", "lr", "momentum", "weight_decay"])
+def test_a_key_of_the_users_own_optimizer_keeps_it_as_a_whole(key: str) -> None:
+    """A rate that was found for SGD does not become one of Muon."""
+    own = {"optimizer": "adamw", "lr": 0.3, "momentum": 0.8, "weight_decay": 0.0}[key]
+    with_it, plain = load_config(AUTO, {f"train.{key}": own}).config, load_config({"train": {key: own}}).config
+    kept = ("optimizer", "lr", "momentum", "weight_decay")
+    assert [getattr(with_it.train, each) for each in kept] == [getattr(plain.train, each) for each in kept]
+    chosen = choose_speedups(with_it)
+    assert set(chosen.value) & set(MUON) == set()
+    assert "set otherwise by the recipe: train.optimizer (muon is for recipes" in chosen.reason
+
+
+@pytest.mark.parametrize("batch", [0, -128, "many"])
+def test_a_batch_that_cannot_be_is_refused_by_name(batch: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data\.batch_size"):
+        load_config({"speedups": "auto", "data": {"batch_size": batch}})
+
+
+def test_a_recipe_with_muon_gets_what_suits_it() -> None:
+    config = load_config(AUTO, {"train.optimizer": "muon", "train.momentum": 0.9}).config
+    assert (config.train.lr, config.train.momentum, config.train.weight_decay) == (MUON["train.lr"], 0.9, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "rate"),
+    [
+        ({"data": {"batch_size": 128}}, 0.01),
+        ({"data": {"batch_size": 512}}, 0.02),
+        ({"data": {"global_batch": 32}}, 0.005),
+        ({}, 0.01414),
+    ],
+)
+def test_the_rate_follows_the_batch(values: dict[str, Any], rate: float) -> None:
+    assert load_config({"speedups": "auto", **values}).config.train.lr == rate
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": {"name": "timm:resnet18"}},
+        {"model": {"weights": "torchvision", "name": "resnet18", "stem": "standard"}},
+        {"parallel": {"mode": "fsdp"}},
+    ],
+)
+def test_models_whose_rate_is_not_known_keep_their_optimizer(values: dict[str, Any]) -> None:
+    config = load_config({**AUTO, **values}).config
+    assert (config.train.optimizer, config.train.lr) == ("sgd", 0.5)
+    assert "train.optimizer" not in choose_speedups(config).value
 
 
 def test_every_method_that_is_on_is_recorded_whoever_switched_it_on() -> None:
     assert choose_methods(load_config({}).config).value == {}
     config = load_config(AUTO, {"train.swa": 0.5, "model.freeze_from": {3: ["conv1"]}}).config
     assert choose_methods(config).value == {
+        "train.optimizer": "muon",
         "train.schedule": "one-cycle",
         "train.swa": 0.5,
         "model.freeze_from": {3: ("conv1",)},
-        "views.train-64.sizes": {0: 32, 7: 48, 12: 64},
+        "views.train-64.sizes": {0: 32, 6: 48, 11: 64},
         "views.train-64.alternate_flip": True,
     }
 
 
 def test_a_view_of_the_recipe_keeps_its_own_values() -> None:
-    recipe = {**AUTO, "data": {"view": "mine"}, "views": {"mine": {"base": "train-224", "size": 96, "pad": 2}}}
+    recipe = {
+        **AUTO,
+        "data": {"view": "mine", "batch_size": 128},
+        "views": {"mine": {"base": "train-224", "size": 96, "pad": 2}},
+    }
     config = load_config(recipe).config
-    assert config.views["mine"].sizes == {0: 48, 7: 72, 12: 96}
+    assert config.views["mine"].sizes == {0: 48, 6: 72, 11: 96}
     assert config.views["mine"].pad == 2
     unfair = load_config({**recipe, "views": {"mine": {"base": "train-64", "flip": 0.0}}}).config
     assert unfair.views["mine"].alternate_flip is None
-    raw = load_config({**AUTO, "data": {"view": "raw"}}).config
-    assert choose_speedups(raw).value == {"train.schedule": "one-cycle"}
+    raw = load_config({**AUTO, "data": {"view": "raw", "batch_size": 128}}).config
+    assert choose_speedups(raw).value == {"train.schedule": "one-cycle", **MUON}
 
 
 def test_a_runs_own_record_loads_back_to_the_same() -> None:
@@ -83,11 +141,11 @@ def test_a_runs_own_record_loads_back_to_the_same() -> None:
     [
         (64, 3, 8, {}),
         (20, 16, 8, {}),
-        (24, 16, 8, {0: 16, 7: 24}),
+        (24, 16, 8, {0: 16, 6: 24}),
         (64, 4, 8, {0: 32, 2: 48, 3: 64}),
-        (64, 16, 32, {0: 48, 12: 64}),
+        (64, 16, 32, {0: 48, 11: 64}),
         (48, 16, 32, {}),
-        (224, 90, 32, {0: 112, 36: 168, 68: 224}),
+        (224, 90, 32, {0: 112, 32: 168, 59: 224}),
     ],
 )
 def test_sides_grow_to_the_whole_and_leave_the_last_layers_something(
@@ -99,9 +157,9 @@ def test_sides_grow_to_the_whole_and_leave_the_last_layers_something(
 @pytest.mark.parametrize(
     ("model", "sizes"),
     [
-        ({}, {0: 32, 7: 48, 12: 64}),
-        ({"stem": "standard"}, {0: 48, 12: 64}),
-        ({"name": "timm:resnet18"}, {0: 48, 12: 64}),
+        ({}, {0: 32, 6: 48, 11: 64}),
+        ({"stem": "standard"}, {0: 48, 11: 64}),
+        ({"name": "timm:resnet18"}, {0: 48, 11: 64}),
     ],
 )
 def test_how_small_pictures_begin_depends_on_the_model(model: dict[str, str], sizes: dict[int, int]) -> None:

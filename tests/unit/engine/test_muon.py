@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from flatout.config.loading import load_config
 from flatout.config.schema import TrainConfig
+from flatout.engine import muon
 from flatout.engine.muon import Muon, hidden_matrices, orthogonalized, split_groups
 from flatout.engine.optimizers import load_optimizer_tensors, optimizer_for, optimizer_tensors
 from flatout.errors import ConfigError
@@ -46,6 +47,19 @@ def test_matrices_of_a_batch_do_not_touch_each_other() -> None:
     given = torch.randn(3, 8, 20, generator=torch.Generator().manual_seed(4))
     together, alone = orthogonalized(given), torch.cat([orthogonalized(each[None]) for each in given])
     assert torch.allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 32), (1, 48, 432), (1, 432, 48)])
+def test_the_cheaper_order_of_products_gives_the_same_steps(shape: tuple[int, ...]) -> None:
+    """Small singular values included: those of gradients span many powers of ten."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    left, _, right = torch.linalg.svd(drawn, full_matrices=False)
+    values = torch.logspace(0, -6, left.shape[-1], dtype=torch.float64)
+    given = left @ torch.diag_embed(values.expand(shape[0], -1)) @ right
+    x = given.mT if shape[1] > shape[2] else given
+    exact = muon._rounds(x / x.norm(dim=(1, 2), keepdim=True))
+    made = orthogonalized(given.float())
+    assert float((made.double() - (exact.mT if shape[1] > shape[2] else exact)).norm() / exact.norm()) < 1e-3
 
 
 def test_filters_are_hidden_matrices_and_the_first_and_last_layer_are_not() -> None:
