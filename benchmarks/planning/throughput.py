@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from fitting import Fit, fit, leave_one_card_out, left_out
+from ranking import ranking
 from rows import SHARED, Row, read_rows
 from trace_models import load_traces
 from zoo import TEXT
@@ -100,24 +101,6 @@ def with_interval(scored: Scored) -> list[tuple[Row, float, float]]:
     ]
 
 
-def rank_correlations(scored: Scored) -> list[tuple[str, int, float]]:
-    """Spearman's, over the cards of one model in one suite and precision; five cards at least."""
-    groups: dict[str, Scored] = defaultdict(list)
-    for row, seconds in scored:
-        groups[f"{row.model}, {row.arithmetic}, {row.suite}"].append((row, seconds))
-    found = []
-    for name, each in sorted(groups.items()):
-        if len({row.card.name for row, _ in each}) >= 5:
-            measured, told = ([r.samples_per_second for r, _ in each], [r.batch / s for r, s in each])
-            found.append((name, len(each), float(np.corrcoef(_ranks(measured), _ranks(told))[0, 1])))
-    return found
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    order = np.array(values)
-    return np.array([(order < value).sum() + ((order == value).sum() - 1) / 2 for value in order])
-
-
 def trivial(rows: Sequence[Row], by: str) -> Scored:
     """A public RTX 3090 or A100 row of the same model, precision and layout, scaled by one figure of the card."""
     found = []
@@ -178,9 +161,7 @@ def report(rows: Sequence[Row], scored: Scored, left_out: Sequence[str], command
         out[-1] += (
             f"{group} {100 * np.mean(hits):.0f} % of {len(hits)} at a mean of -{100 * (1 - np.exp(-np.mean(wide))):.0f} % / +{100 * (np.exp(np.mean(wide)) - 1):.0f} %; "
         )
-    out += ["", "Rank correlation of cards (one model, precision and suite; five cards or more):", ""]
-    out += ["| model | cards | Spearman |", "|---|---|---|"]
-    out += [f"| {name} | {count} | {value:.3f} |" for name, count, value in rank_correlations(scored)]
+    out += ranking(rows, scored)
     out += [
         "",
         "Furthest off:",
