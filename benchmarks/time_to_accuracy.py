@@ -291,14 +291,17 @@ def table(runs: dict[str, list[Trained]], target: float, usd_per_hour: float) ->
 def make_all(bench: Bench, known: dict[str, dict[str, Any]], wanted: dict[str, int]) -> dict[str, list[Trained]]:
     """`wanted` has the number of seeds of each variant; what there was time for."""
     runs: dict[str, list[Trained]] = {}
-    try:
-        for seed in range(max(wanted.values())):
-            for name in (name for name, seeds in wanted.items() if seed < seeds):
-                # seeds outside: a machine that changes its pace does so for all
-                epochs = bench.fast_epochs if name.startswith("fast") else bench.epochs
+    left_out: list[str] = []
+    for seed in range(max(wanted.values())):
+        for name in (name for name, seeds in wanted.items() if seed < seeds):
+            # seeds outside: a machine that changes its pace does so for all
+            epochs = bench.fast_epochs if name.startswith("fast") else bench.epochs
+            try:
                 runs.setdefault(name, []).append(bench.run(name, known[name], epochs, seed))
-    except TimeIsUp:
-        print("--most-minutes are over; the same command goes on", file=sys.stderr)
+            except TimeIsUp:
+                left_out.append(f"{name} with seed {seed}")
+    if left_out:
+        print(f"--most-minutes left out {', '.join(left_out)}; the same command goes on", file=sys.stderr)
     return runs
 
 
@@ -340,7 +343,7 @@ def main() -> None:
         rate = options.lr or bench.best_rate()
     except TimeIsUp:
         sys.exit("--most-minutes ended the search of the learning rate; the same command goes on")
-    runs = make_all(bench, variants(rate), wanted)
+    runs = {name: made for name, made in make_all(bench, variants(rate), wanted).items() if made}
     if "B" not in runs:
         sys.exit("there was no time for B, which sets the target; the same command goes on")
     target = statistics.mean(each.top1 for each in runs["B"])
