@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from flatout.errors import ConfigError
+from flatout.tasks.translation.dropout import Dropout
 
 MOST_POSITIONS = 1024
 
@@ -72,7 +73,7 @@ class Around(nn.Module):
     def __init__(self, width: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pre_norm = pre_norm
 
     def before(self, x: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class Around(nn.Module):
 
 class FeedForward(nn.Sequential):
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
-        super().__init__(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout), nn.Linear(hidden, width))
+        super().__init__(nn.Linear(width, hidden), nn.ReLU(inplace=True), Dropout(dropout), nn.Linear(hidden, width))
 
 
 class EncoderLayer(nn.Module):
@@ -143,7 +144,7 @@ class Transformer(nn.Module):
         self.checkpointing = checkpointing
         self.scale = math.sqrt(size.width)
         self.embedding = nn.Embedding(vocabulary, size.width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(EncoderLayer(size, dropout, pre_norm) for _ in range(size.layers))
         self.decoder = nn.ModuleList(DecoderLayer(size, dropout, pre_norm) for _ in range(size.layers))
         self.encoder_norm, self.decoder_norm = (
