@@ -1,6 +1,7 @@
 """A Transformer for translation: one vocabulary and one embedding matrix for both languages and the output."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -57,9 +58,7 @@ class Attention(nn.Module):
         return self._by_head(keys), self._by_head(values)
 
     def forward(self, x: Tensor, past: KeysValues, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        mixed = F.scaled_dot_product_attention(
-            self._by_head(self.query(x)), *past, attn_mask=mask, is_causal=causal
-        )  # without dropout inside: torch's fast kernels for CPUs have none
+        mixed = _mixed(self._by_head(self.query(x)), *past, mask, causal)
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
 
@@ -232,6 +231,16 @@ def sinusoids(positions: int, width: int) -> Tensor:
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def _mixed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Without dropout inside: torch's fast kernels for CPUs have none. In bf16 their backward takes six times as long
+    as in fp32, so on a CPU attention itself is in fp32."""
+    narrow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    if narrow:
+        query, keys, values = query.float(), keys.float(), values.float()
+    with torch.autocast("cpu", enabled=False) if narrow else nullcontext():
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
 
 
 def _broad(mask: Tensor | None) -> Tensor | None:
