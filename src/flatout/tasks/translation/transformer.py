@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from flatout.data.text.vocabulary import PAD
 from flatout.errors import ConfigError
 from flatout.tasks.translation.dropout import Dropout
+from flatout.tasks.translation.output_loss import OutputLoss
 
 MOST_POSITIONS = 1024
 
@@ -159,8 +161,16 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
-        """Logits [batch, target tokens, vocabulary] for the token after each token of `target`.
+    def forward(
+        self,
+        source: Tensor,
+        mask: Tensor | None,
+        target: Tensor,
+        labels: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
+        """Logits [batch, target tokens, vocabulary] for the token after each token of `target`; with `labels` their
+        mean cross-entropy instead, where labels are not PAD.
 
         `mask` is True where `source` [batch, source tokens] has a token, or None where it has one everywhere.
         """
@@ -168,7 +178,7 @@ class Transformer(nn.Module):
         x = self._embed(target, 0)
         for layer in self.decoder:
             x = self._run(layer, x, encoded, _broad(mask))
-        return self._logits(x)
+        return self._logits(x) if labels is None else self._loss(x, labels, smoothing)
 
     def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         x = self._embed(source, 0)
@@ -205,6 +215,14 @@ class Transformer(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         return F.linear(self.decoder_norm(x), self.embedding.weight)
+
+    def _loss(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        rows = (labels != PAD).flatten().nonzero()[:, 0]
+        hidden, weight = self.decoder_norm(x).flatten(0, 1).index_select(0, rows), self.embedding.weight
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+        wanted = labels.flatten()[rows]
+        loss: Tensor = OutputLoss.apply(hidden.to(dtype), weight.to(dtype), wanted, smoothing)  # type: ignore[no-untyped-call]
+        return loss
 
     def _run(self, layer: nn.Module, *inputs: Tensor | None) -> Tensor:
         if self.checkpointing and self.training:
