@@ -29,9 +29,7 @@ def train(
     ] = False,
     fast: Annotated[
         bool,
-        typer.Option(
-            "--fast", help="Switches that may save training time: speedups=auto (classification; see docs/faster.md)."
-        ),
+        typer.Option("--fast", help="Switches that may save training time: speedups=auto (see docs/faster.md)."),
     ] = False,
     rehearse: Annotated[
         str | None,

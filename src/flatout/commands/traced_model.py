@@ -164,14 +164,19 @@ def _text_job(config: Config) -> Any:
     import torch
     from torch.nn import functional as F
 
+    from flatout.tasks.translation.dropout import Dropout
     from flatout.tasks.translation.transformer import build_transformer
 
     model, words = config.model, config.data.vocabulary.size
 
     def build() -> nn.Module:
-        return build_transformer(
+        net = build_transformer(
             model.name, words, model.width, model.dropout, model.pre_norm, config.train.checkpointing
         )
+        for each in net.modules():
+            if isinstance(each, Dropout):
+                each.own_draws = False  # as on the card that is planned for
+        return net
 
     def loss(net: nn.Module, batch: int) -> Tensor:
         source = torch.zeros(batch, PAIR_TOKENS, dtype=torch.long)

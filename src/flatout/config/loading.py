@@ -15,7 +15,7 @@ from flatout.config.checks import find_unused, find_wrong_combinations
 from flatout.config.schema import Config, ViewConfig
 from flatout.config.shipped import locate, near_names
 from flatout.config.speedups import speedups_for
-from flatout.config.tasks import DEFAULT_TASK, spec_of
+from flatout.config.tasks import spec_of
 from flatout.errors import ConfigError
 from flatout.untrusted import blamed_as, parse_yaml, read_yaml, shortened
 
@@ -65,7 +65,7 @@ def _fill_in_for_task(values: dict[str, Any]) -> dict[str, str]:
 def _fill_in_speedups(values: dict[str, Any]) -> dict[str, str]:
     """What `speedups: auto` stands for, for keys that are not set; returns where they came from."""
     filled: dict[str, str] = {}
-    if values.get("speedups") != "auto" or values.get("task", DEFAULT_TASK) != DEFAULT_TASK:
+    if values.get("speedups") != "auto":
         return filled
     for each in speedups_for(values):
         if each.fills and _lookup(values, each.key) is None:

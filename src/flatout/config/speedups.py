@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.config.sections.model import RESNETS
+from flatout.config.tasks import DEFAULT_TASK
 
 SHIPPED_SIDES = {"train-224": 224, "train-64": 64}  # views that ship, with random crops and fair flips
 _DEFAULT_VIEW, _DEFAULT_EPOCHS, _DEFAULT_STEM, _DEFAULT_BATCH = "train-64", 10, "small", 256
@@ -32,6 +33,8 @@ class Speedup:
 
 def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
     """Of a recipe's values, of which any may be missing: they need not be valid yet. All of them, set or not."""
+    if values.get("task", DEFAULT_TASK) != DEFAULT_TASK:
+        return []
     if not isinstance(values.get("data", {}), Mapping) or not isinstance(values.get("train", {}), Mapping):
         return []
     view = values.get("data", {}).get("view") or _DEFAULT_VIEW

@@ -85,7 +85,6 @@ _CLASSIFICATION = TaskSpec(
         "data.shared",
         "data.worker_kind",
         "views",
-        "speedups",
         "model.stem",
         "model.zero_gamma",
         "model.blur_pool",

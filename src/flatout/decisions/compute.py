@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flatout.config.sections.model import RESNETS
+from flatout.config.sections.model import RESNETS, TRANSFORMERS
 from flatout.config.sections.train import OPTIMIZERS
 from flatout.decisions.choice import AUTO, Choice, as_set, is_open
 from flatout.errors import ConfigError
@@ -75,9 +75,10 @@ def choose_precision(config: Config, device: DeviceFacts, so_far: str | None = N
         return Choice("fp32", "autocast does not reach the threads of parallel.mode=dp", wanted)
     if mode == "fsdp" and fast == "fp16":
         return Choice("fp32", "a loss scale of fp16 does not see all shards of parallel.mode=fsdp", wanted)
-    if device.kind == "cpu" and fast is not None and not (is_open(config.speedups) and config.model.name in RESNETS):
+    known = RESNETS + TRANSFORMERS
+    if device.kind == "cpu" and fast is not None and not (is_open(config.speedups) and config.model.name in known):
         # its kernels are wrong for some shapes (resnet_extras.StridedConv): known to be right are those of our models
-        return Choice("fp32", f"a CPU computes in {fast} only for speedups of {', '.join(RESNETS)}", wanted)
+        return Choice("fp32", f"a CPU computes in {fast} only for speedups of {', '.join(known)}", wanted)
     if fast is None:
         return Choice("fp32", f"{device.kind} has no faster 16-bit arithmetic that is chosen unasked", wanted)
     return Choice(fast, f"{device.name} has units for {fast}", wanted)

@@ -9,7 +9,6 @@ from flatout.config.loading import dump_config, load_config
 from flatout.config.speedups import SHIPPED_SIDES, growing_sides
 from flatout.data.pixels.views import SHIPPED, resolve_view
 from flatout.decisions.speedups import choose_methods, choose_speedups, speedup_notes
-from flatout.errors import ConfigError
 
 MUON = {"train.optimizer": "muon", "train.lr": 0.01, "train.momentum": 0.95, "train.weight_decay": 0.01}
 AUTO: dict[str, Any] = {"speedups": "auto", "train": {"epochs": 16}, "data": {"batch_size": 128}}
@@ -166,6 +165,9 @@ def test_how_small_pictures_begin_depends_on_the_model(model: dict[str, str], si
     assert load_config({**AUTO, "model": model}).config.views["train-64"].sizes == sizes
 
 
-def test_translation_has_none() -> None:
-    with pytest.raises(ConfigError, match="speedups is 'auto' but nothing uses it"):
-        load_config({"task": "translation", "speedups": "auto", "data": {"path": "x"}})
+def test_translation_has_them_without_keys_of_pictures() -> None:
+    """What they change there is the precision: tests/unit/decisions/test_compute.py."""
+    loaded = load_config({"task": "translation", "speedups": "auto", "data": {"path": "x"}})
+    assert loaded.config.train.schedule == "inverse-sqrt"
+    assert choose_speedups(loaded.config).value == {}
+    assert "speedups: auto" not in loaded.origins.values()

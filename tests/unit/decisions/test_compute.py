@@ -56,6 +56,11 @@ def test_a_cpu_with_units_for_bf16_uses_them_where_speedups_are_asked_for() -> N
     said = load_config({"speedups": "auto", "train": {"precision": "fp32"}}).config
     assert [choose_precision(each, able).value for each in (plain, fast, said)] == ["fp32", "bf16", "fp32"]
     assert choose_precision(fast, other).value == "fp32"
+    text = {"task": "translation", "speedups": "auto"}
+    assert [choose_precision(load_config(text).config, each).value for each in (able, other)] == ["bf16", "fp32"]
+    assert "units for bf16" in choose_precision(load_config(text).config, able).reason
+    others = load_config({"speedups": "auto", "model": {"name": "timm:resnet18"}}).config
+    assert choose_precision(others, able).value == "fp32"
     assert choose_precision(fast, other, so_far="bf16").value == "bf16"  # went on elsewhere
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
-from flatout.tasks.translation.transformer import Size, Transformer, build_transformer
+from flatout.tasks.translation.transformer import Size, Transformer, _mixed, build_transformer
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 TINY = Size(width=16, layers=2, heads=2, hidden=24)
@@ -83,3 +83,11 @@ def test_sizes_by_name() -> None:
 def test_a_sentence_that_is_too_long_is_an_error(model: Transformer) -> None:
     with pytest.raises(ConfigError, match="more than 1024 tokens"):
         model.encode(torch.zeros(1, 1025, dtype=torch.long), None)
+
+
+def test_attention_under_autocast_is_that_of_fp32_of_the_same_numbers() -> None:
+    query, keys, values = (torch.randn(2, 2, 5, 8).bfloat16() for _ in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = _mixed(query, keys, values, None, True)
+    wide = torch.nn.functional.scaled_dot_product_attention(query.float(), keys.float(), values.float(), is_causal=True)
+    assert torch.equal(mixed, wide)

@@ -7,6 +7,7 @@ from pydantic import Field, StrictBool
 from flatout.config.sections.fields import Section
 
 RESNETS = ("resnet18", "resnet34", "resnet50")  # our own
+TRANSFORMERS = ("transformer-small", "transformer-base")  # our own
 
 
 class ModelConfig(Section):

@@ -77,8 +77,11 @@ class Translation:
         return pieces
 
     def loss(self, model: nn.Module, inputs: TextInputs) -> Tensor:
-        logits = model(inputs.source, inputs.mask, inputs.target[:, :-1])
-        return self._cross_entropy(logits, inputs.target, self._config.train.label_smoothing)
+        given, smoothing = (inputs.source, inputs.mask, inputs.target[:, :-1]), self._config.train.label_smoothing
+        if inputs.source.device.type == "cpu":
+            loss: Tensor = model(*given, inputs.target[:, 1:], smoothing)
+            return loss
+        return self._cross_entropy(model(*given), inputs.target, smoothing)
 
     def _cross_entropy(self, logits: Tensor, target: Tensor, smoothing: float, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(

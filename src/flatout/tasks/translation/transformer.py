@@ -1,6 +1,7 @@
 """A Transformer for translation: one vocabulary and one embedding matrix for both languages and the output."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from flatout.data.text.vocabulary import PAD
 from flatout.errors import ConfigError
+from flatout.tasks.translation.dropout import Dropout
+from flatout.tasks.translation.output_loss import OutputLoss
 
 MOST_POSITIONS = 1024
 
@@ -56,9 +60,7 @@ class Attention(nn.Module):
         return self._by_head(keys), self._by_head(values)
 
     def forward(self, x: Tensor, past: KeysValues, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        mixed = F.scaled_dot_product_attention(
-            self._by_head(self.query(x)), *past, attn_mask=mask, is_causal=causal
-        )  # without dropout inside: torch's fast kernels for CPUs have none
+        mixed = _mixed(self._by_head(self.query(x)), *past, mask, causal)
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
 
@@ -72,7 +74,7 @@ class Around(nn.Module):
     def __init__(self, width: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pre_norm = pre_norm
 
     def before(self, x: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ class Around(nn.Module):
 
 class FeedForward(nn.Sequential):
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
-        super().__init__(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout), nn.Linear(hidden, width))
+        super().__init__(nn.Linear(width, hidden), nn.ReLU(inplace=True), Dropout(dropout), nn.Linear(hidden, width))
 
 
 class EncoderLayer(nn.Module):
@@ -143,7 +145,7 @@ class Transformer(nn.Module):
         self.checkpointing = checkpointing
         self.scale = math.sqrt(size.width)
         self.embedding = nn.Embedding(vocabulary, size.width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(EncoderLayer(size, dropout, pre_norm) for _ in range(size.layers))
         self.decoder = nn.ModuleList(DecoderLayer(size, dropout, pre_norm) for _ in range(size.layers))
         self.encoder_norm, self.decoder_norm = (
@@ -159,8 +161,16 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
-        """Logits [batch, target tokens, vocabulary] for the token after each token of `target`.
+    def forward(
+        self,
+        source: Tensor,
+        mask: Tensor | None,
+        target: Tensor,
+        labels: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
+        """Logits [batch, target tokens, vocabulary] for the token after each token of `target`; with `labels` their
+        mean cross-entropy instead, where labels are not PAD.
 
         `mask` is True where `source` [batch, source tokens] has a token, or None where it has one everywhere.
         """
@@ -168,7 +178,7 @@ class Transformer(nn.Module):
         x = self._embed(target, 0)
         for layer in self.decoder:
             x = self._run(layer, x, encoded, _broad(mask))
-        return self._logits(x)
+        return self._logits(x) if labels is None else self._loss(x, labels, smoothing)
 
     def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         x = self._embed(source, 0)
@@ -206,6 +216,14 @@ class Transformer(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         return F.linear(self.decoder_norm(x), self.embedding.weight)
 
+    def _loss(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        rows = (labels != PAD).flatten().nonzero()[:, 0]
+        hidden, weight = self.decoder_norm(x).flatten(0, 1).index_select(0, rows), self.embedding.weight
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+        wanted = labels.flatten()[rows]
+        loss: Tensor = OutputLoss.apply(hidden.to(dtype), weight.to(dtype), wanted, smoothing)  # type: ignore[no-untyped-call]
+        return loss
+
     def _run(self, layer: nn.Module, *inputs: Tensor | None) -> Tensor:
         if self.checkpointing and self.training:
             recomputed: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
@@ -231,6 +249,16 @@ def sinusoids(positions: int, width: int) -> Tensor:
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def _mixed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Without dropout inside: torch's fast kernels for CPUs have none. In bf16 their backward takes six times as long
+    as in fp32, so on a CPU attention itself is in fp32."""
+    narrow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    if narrow:
+        query, keys, values = query.float(), keys.float(), values.float()
+    with torch.autocast("cpu", enabled=False) if narrow else nullcontext():
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
 
 
 def _broad(mask: Tensor | None) -> Tensor | None:
