@@ -14,7 +14,7 @@ from flatout.diagnosis.model.communication import (
 from flatout.diagnosis.model.device import fit_device_time
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import MemoryUse, checkpointed_share, fit_memory
-from flatout.diagnosis.model.run import RunParts, break_even_epochs, run_usd, unexplained_seconds
+from flatout.diagnosis.model.run import break_even_epochs, run_usd
 
 MB_PER_SECOND, GB = 1e6, 1e9
 
@@ -70,14 +70,6 @@ class TestStoryD:
 
 class TestStoryE:
     """Tiny-ImageNet on an RTX 5000: N/B x time per batch said 111 s, the clock said 187."""
-
-    def test_76_seconds_are_flagged_as_unexplained(self) -> None:
-        steps = -(-100_000 // 512)
-        expected = RunParts(Interval.exact(111 / steps), steps, epochs=1).run_seconds()
-        assert unexplained_seconds(expected, 187) == pytest.approx(76)
-
-    def test_an_estimate_that_holds_is_not_flagged(self) -> None:
-        assert unexplained_seconds(Interval.around(120, 0.05), 125) == 0
 
     def test_checkpointing_explains_the_memory_of_batch_1500(self) -> None:
         """14.36 GB plain and 5.25 GB with checkpointing at 512: 1500 fits in 16 GB only with it."""

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from flatout.cost import Ledger, Usage
 from flatout.diagnosis.model.interval import ZERO, Interval, propagate
 
-UNEXPLAINED_SHARE = 0.05
-"""Of the measured time: more than this and the model has no business giving a verdict."""
-
 
 @dataclass(frozen=True)
 class RunParts:
@@ -66,9 +63,3 @@ def break_even_epochs(
 
 def _within_two(first: float, local: float, copy: float) -> int:
     return 1 if copy + local < first else 2
-
-
-def unexplained_seconds(expected: Interval, measured: float) -> float:
-    """What was measured beyond the upper bound of what the parts explain; 0 where that is a small share of it."""
-    beyond = measured - expected.high
-    return beyond if beyond > UNEXPLAINED_SHARE * measured else 0.0
