@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from flatout.commands.cache_costs import with_cache_costs
-from flatout.commands.scoring import PREDICTIONS, Score, score_predictions
+from flatout.commands.scoring import PREDICTIONS, score_predictions
 from flatout.commands.scoring import prediction_errors as prediction_errors
 from flatout.config.loading import config_digest, load_config, parse_assignments
 from flatout.config.schema import Config
@@ -20,7 +20,7 @@ from flatout.decisions.choice import unless_open
 from flatout.decisions.loading import choose_workers
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.changes import RANK_KEYS, SETTINGS, changed_job
-from flatout.diagnosis.conformal import bare_errors, interval_factors
+from flatout.diagnosis.conformal import Score, bare_errors, interval_factors
 from flatout.diagnosis.machine_share import read_share
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
