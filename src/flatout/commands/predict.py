@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from flatout.commands.cache_costs import with_cache_costs
 from flatout.commands.scoring import PREDICTIONS, score_predictions
@@ -216,18 +217,12 @@ def _keep(run: Run, config: Config, predictions: Sequence[Prediction], bare: Seq
         raise RunDirectoryError(f"cannot keep the prediction in {run.directory}: {error.strerror}") from None
 
 
-def print_predictions(predictions: Sequence[Prediction]) -> None:
-    console = Console(highlight=False)
-    console.print(predictions_table(predictions))
-    for note in dict.fromkeys(note for each in predictions for note in each.notes):
-        console.print(note, markup=False)
+def predictions_shown(predictions: Sequence[Prediction]) -> RenderableType:
+    notes = dict.fromkeys(note for each in predictions for note in each.notes)
+    return Group(predictions_table(predictions), *map(Text, notes))
 
 
-def print_scores(scores: Sequence[Score]) -> None:
-    console = Console(highlight=False)
+def scores_shown(scores: Sequence[Score]) -> RenderableType:
     if not scores:
-        console.print("no prediction has a run that followed it yet", markup=False)
-        return
-    console.print(scores_table(scores))
-    for line in coverage_lines(scores):
-        console.print(line, markup=False)
+        return "no prediction has a run that followed it yet"
+    return Group(scores_table(scores), *map(Text, coverage_lines(scores)))
