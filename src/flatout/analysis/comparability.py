@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.analysis.mean_epoch import MeanEpoch
-from flatout.analysis.values import nested
+from flatout.config.dotted import nested
 from flatout.config.tasks import spec_of
 from flatout.runs import Run
 

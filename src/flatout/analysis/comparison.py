@@ -7,7 +7,8 @@ from typing import Any
 
 from flatout.analysis.comparability import Side, find_caveats
 from flatout.analysis.scaling import Scaling, epoch_usd, scaling
-from flatout.analysis.values import flattened, nested
+from flatout.analysis.values import flattened
+from flatout.config.dotted import nested
 from flatout.config.tasks import metric_named
 from flatout.html_view import html_of
 from flatout.runs import Run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.analysis.comparability import Side
-from flatout.analysis.values import nested
+from flatout.config.dotted import nested
 
 
 @dataclass(frozen=True)

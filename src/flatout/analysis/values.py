@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from flatout.config.dotted import leaves, nested
 from flatout.runs import Run
 
 
@@ -15,19 +16,6 @@ def look_up(run: Run, key: str) -> Any:
     return nested(run.config, key) if found is None else found
 
 
-def nested(values: Any, key: str) -> Any:
-    """The value of a dotted key; None where any part of the way is missing."""
-    for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return None
-        values = values[part]
-    return values
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     """Every value by its dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = isinstance(value, Mapping) and value
-        found.update(flattened(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
-    return found
+    return dict(leaves(values))

@@ -70,11 +70,18 @@ def print_json(values: Any) -> None:
     sys.stdout.write(json.dumps(values, indent=2, default=str) + "\n")
 
 
-def print_answer(values: Answer, as_json: bool, show: Callable[[Answer], object] | str) -> None:
-    """For machines as JSON; for people by `show`, or as the text that it is."""
+def print_answer(values: Answer, as_json: bool, show: Callable[[Answer], Any] | str) -> None:
+    """For machines as JSON; for people as what `show` makes of it for rich to draw, or as the text that it is."""
     if as_json:
         print_json(values)
     elif isinstance(show, str):
         typer.echo(show)
     else:
-        show(values)
+        draw(show(values))
+
+
+def draw(drawn: Any) -> None:
+    """On the terminal: text, a table or a group of them."""
+    from rich.console import Console
+
+    Console(highlight=False).print(drawn, markup=False)

@@ -29,7 +29,7 @@ def loader(
 
     Examples:  flatout bench loader data/   |   flatout bench loader data/ --workers 4
     """
-    from flatout.commands.bench_loader import bench_loader, print_bench
+    from flatout.commands.bench_loader import bench_loader, bench_table
 
     result = bench_loader(path, view, batch_size, workers, seconds, quiet=as_json)
-    print_answer(result, as_json, print_bench)
+    print_answer(result, as_json, bench_table)

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Json, app, print_json
+from flatout.cli.apps import Json, app, draw, print_json
 
 
 @app.command()
@@ -20,10 +20,14 @@ def compare(
 
     Example:  flatout compare runs/baseline runs/more-workers --html compare.html
     """
-    from flatout.commands.compare import compare_runs, print_comparison
+    from flatout.commands.compare import compare_runs, render_comparison
 
     found = compare_runs(runs, html)
     if as_json:
         print_json(found.to_dict())
-    else:
-        print_comparison(found, html)
+        return
+    draw(render_comparison(found))
+    if html is not None:
+        from rich.text import Text
+
+        draw(Text(f"\n{html}", style="dim"))

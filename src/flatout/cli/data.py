@@ -29,10 +29,10 @@ def audit(
 
     Examples:  flatout data audit data/   |   flatout data audit s3://b/set --limit 20
     """
-    from flatout.commands.audit import audit_data, print_audit
+    from flatout.commands.audit import audit_data, audit_text
 
     result = audit_data(path, html, limit, quiet=as_json, layout=layout, label_column=label_column)
-    print_answer(result, as_json, print_audit)
+    print_answer(result, as_json, audit_text)
     raise typer.Exit(1 if result["problems"] else 0)
 
 

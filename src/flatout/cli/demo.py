@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Json, app, print_json
+from flatout.cli.apps import Json, app, draw, print_json
 
 
 @app.command()
@@ -13,7 +13,7 @@ def demo(
 ) -> None:
     """Make a small dataset, train on it, report and explain: under two minutes on two cores."""
     from flatout.commands.demo import NEXT_STEPS, run_demo
-    from flatout.commands.explain import explain, keep_explanation, print_explanation
+    from flatout.commands.explain import explain, keep_explanation, render_explanation
     from flatout.commands.report import print_report
 
     finished = run_demo(run, quiet=as_json)
@@ -23,5 +23,5 @@ def demo(
         print_report(finished)
         explanation = explain(finished)
         keep_explanation(finished, explanation)
-        print_explanation(finished, explanation)
+        draw(render_explanation(finished.name, explanation))
         typer.echo(NEXT_STEPS.format(run=finished.directory))

@@ -36,10 +36,10 @@ def evaluate(
 
     Examples:  flatout evaluate runs/demo   |   flatout evaluate runs/demo --data test-set/ --json > test.json
     """
-    from flatout.commands.evaluate import PAGE, print_evaluation
+    from flatout.commands.evaluate import PAGE, evaluation_text
     from flatout.commands.evaluate import evaluate as evaluate_run
 
     result = evaluate_run(run, data, checkpoint, view, device, ranks, out or run / PAGE, as_json, tta)
     if not result:  # one of several ranks; rank 0 prints
         return
-    print_answer(result, as_json, print_evaluation)
+    print_answer(result, as_json, evaluation_text)

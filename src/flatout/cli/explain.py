@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Json, RunPath, app, print_json
+from flatout.cli.apps import Json, RunPath, app, draw, print_json
 
 
 @app.command()
@@ -24,7 +24,7 @@ def explain(
     """
     from flatout.commands.drop_in import with_drop_in
     from flatout.commands.explain import explain as explain_run
-    from flatout.commands.explain import keep_explanation, print_explanation, read_run, write_fixed_recipe
+    from flatout.commands.explain import keep_explanation, read_run, render_explanation, write_fixed_recipe
 
     found = read_run(run)
     explanation = with_drop_in(found, explain_run(found))
@@ -33,6 +33,6 @@ def explain(
     if as_json:
         print_json({**explanation.to_dict(), **({} if fix is None else {"recipe": str(fix), "changes": changes})})
         return
-    print_explanation(found, explanation)
+    draw(render_explanation(found.name, explanation))
     if fix is not None:
         typer.echo(f"{fix}: {', '.join(f'{key}={value}' for key, value in (changes or {}).items())}", err=True)

@@ -19,9 +19,9 @@ def fit(
 
     Example:  flatout fit recipes/demo.yaml --gpu T4,A10G --set data.batch_size=1024
     """
-    from flatout.commands.fit import fit_recipe, print_fit
+    from flatout.commands.fit import fit_recipe, fit_text
     from flatout.commands.plan import parse_assignments
 
     names = [each.strip() for each in (gpu or "").split(",") if each.strip()]
     found = fit_recipe(recipe, parse_assignments(assignments or []), names)
-    print_answer(found, as_json, print_fit)
+    print_answer(found, as_json, fit_text)

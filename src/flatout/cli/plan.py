@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Assignments, Json, app, print_answer, print_json
+from flatout.cli.apps import Assignments, Json, app, draw, print_answer
 
 
 @app.command()
@@ -45,12 +45,11 @@ def plan(
                flatout plan my.yaml --on g4dn.xlarge,g5.xlarge --max-usd 20 --emit start/
     """
     from flatout.commands.plan import Question, keep_plan, make_plan, parse_assignments
-    from flatout.commands.plan_files import PLANS, print_plan, print_scores, print_written, score_plans
+    from flatout.commands.plan_files import PLANS, plan_text, score_plans, scores_text, write_page
     from flatout.commands.plan_files import emit as emit_files
 
     if score:
-        scores = score_plans(runs)
-        print_answer(scores, as_json, print_scores)
+        print_answer(score_plans(runs), as_json, scores_text)
         return
     if recipe is None:
         raise typer.BadParameter("say which recipe, for example: flatout plan recipes/demo.yaml --gpu T4")
@@ -65,15 +64,12 @@ def plan(
         written, digest = emit_files(made, recipe, overrides, emit, choose)
     keep_plan(made, runs / PLANS, digest)
     if html is not None:
-        from flatout.commands.plan_files import write_page
-
         write_page(told, html)
         written.append(html)
-    if as_json:
-        print_json({**told, "written": [str(path) for path in written]})
-        return
-    print_plan(told, everything)
-    print_written(written)
+    told["written"] = [str(path) for path in written]
+    print_answer(told, as_json, lambda made: plan_text(made, everything))
+    for path in () if as_json else written:
+        draw(f"written: {path}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Json, app, print_json
+from flatout.cli.apps import Json, app, draw, print_json
 
 
 @app.command()
@@ -34,7 +34,7 @@ def predict(
     Examples:  flatout predict runs/demo --if data.workers=4 --if data.workers=4,data.batch_size=128
                flatout predict --score
     """
-    from flatout.commands.predict import parse_alternatives, predict_changes, print_predictions, print_scores
+    from flatout.commands.predict import parse_alternatives, predict_changes, predictions_shown, scores_shown
     from flatout.commands.scoring import score_predictions
 
     if score:
@@ -42,7 +42,7 @@ def predict(
         if as_json:
             print_json([each.to_dict() for each in scores])
         else:
-            print_scores(scores)
+            draw(scores_shown(scores))
         return
     if run is None:
         raise typer.BadParameter("say which run, for example: flatout predict runs/demo --if data.workers=4")
@@ -50,4 +50,4 @@ def predict(
     if as_json:
         print_json([each.to_dict() for each in predictions])
     else:
-        print_predictions(predictions)
+        draw(predictions_shown(predictions))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Json, app, print_answer, print_json
+from flatout.cli.apps import Json, app, print_answer
 
 prices_app = typer.Typer(help="Machines and prices that plans use.", no_args_is_help=True)
 app.add_typer(prices_app, name="prices")
@@ -17,15 +17,12 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Every machine with its card, vCPUs and dollars an hour; prices older than 90 days are said."""
-    from flatout.commands.prices import cards_known, machines_known, print_cards, print_machines
+    from flatout.commands.prices import cards_known, cards_table, machines_known, machines_table
 
-    rows = cards_known() if cards else machines_known(prices)
-    if as_json:
-        print_json(rows)
-    elif cards:
-        print_cards(rows)
+    if cards:
+        print_answer(cards_known(), as_json, cards_table)
     else:
-        print_machines(rows)
+        print_answer(machines_known(prices), as_json, machines_table)
 
 
 @prices_app.command("import")
@@ -35,7 +32,6 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Turn a CSV of SkyPilot's catalogue into a price file, to be named in cost.prices."""
-    from flatout.commands.prices import import_catalogue, print_imported
+    from flatout.commands.prices import import_catalogue, imported_text
 
-    told = import_catalogue(file, out, date.today())
-    print_answer(told, as_json, print_imported)
+    print_answer(import_catalogue(file, out, date.today()), as_json, imported_text)

@@ -18,10 +18,9 @@ def recipes(context: typer.Context, as_json: Json = False) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from flatout.commands.recipes import list_recipes, print_recipes
+    from flatout.commands.recipes import list_recipes, recipes_table
 
-    rows = list_recipes()
-    print_answer(rows, as_json, print_recipes)
+    print_answer(list_recipes(), as_json, recipes_table)
 
 
 @recipes_app.command()

@@ -38,7 +38,7 @@ def record(
     Examples:  flatout record -- python train.py --epochs 3
                flatout record --run runs/two --instance g5.xlarge -- torchrun --nproc-per-node 2 train.py
     """
-    from flatout.commands.record import leave_as_the_command, say_recorded
+    from flatout.commands.record import end_like, say_recorded
     from flatout.commands.record import record as record_command
 
     if dashboard:
@@ -50,4 +50,4 @@ def record(
         print_json(recorded.summary)
     elif not quiet:
         say_recorded(recorded)
-    leave_as_the_command(code)
+    end_like(code)

@@ -3,7 +3,7 @@ from typing import Annotated
 
 import typer
 
-from flatout.cli.apps import Json, app, print_json
+from flatout.cli.apps import Json, app, draw, print_json
 
 
 @app.command()
@@ -14,9 +14,9 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with their status, accuracy, speed and cost."""
-    from flatout.commands.show import run_list, show_runs
+    from flatout.commands.show import run_list, runs_shown
 
     if as_json:
         print_json(run_list(folder))
     else:
-        show_runs(folder)
+        draw(runs_shown(folder))

@@ -77,7 +77,7 @@ def serve(
                flatout serve --listen 10.0.0.5:7070 --tls-cert server.pem --tls-key server.key
                              --data s3://bucket/imagenet --redis rediss://10.0.0.6:6379
     """
-    from flatout.commands.serve import ServeOptions, print_look
+    from flatout.commands.serve import ServeOptions, look_shown
     from flatout.commands.serve import serve as run_service
 
     chosen = ServeOptions(
@@ -97,8 +97,7 @@ def serve(
         function,
         usd_per_hour,
     )
-    values = run_service(chosen, as_json)
-    print_answer(values, as_json, print_look)
+    print_answer(run_service(chosen, as_json), as_json, look_shown)
 
 
 @app.command()
@@ -112,7 +111,6 @@ def cache(
 
     Examples:  flatout cache   |   flatout cache --json   |   flatout cache clear
     """
-    from flatout.commands.serve import look, print_look
+    from flatout.commands.serve import look, look_shown
 
-    values = look(what)
-    print_answer(values, as_json, print_look)
+    print_answer(look(what), as_json, look_shown)

@@ -21,10 +21,10 @@ def simulate(
 
     Examples:  flatout simulate recipes/simulations/shared.yaml   |   flatout simulate trace.jsonl --json
     """
-    from flatout.commands.simulate import print_simulation
     from flatout.commands.simulate import simulate as run_simulation
+    from flatout.commands.simulate import simulation_shown
 
     values = run_simulation(file)
-    print_answer(values, as_json, print_simulation)
+    print_answer(values, as_json, simulation_shown)
     if values.get("different"):
         raise typer.Exit(1)

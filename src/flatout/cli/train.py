@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flatout.cli.apps import Assignments, ConfigPath, Json, app, print_json
+from flatout.cli.apps import Assignments, ConfigPath, Json, app, draw, print_json
 from flatout.machine.available_memory import require_start
 from flatout.machine.lasting_output import leave
 
@@ -68,7 +68,7 @@ def train(
 
         start_beside(Path("runs") if run is None else run.parent)
     if plan is not None:
-        from flatout.commands.plan_files import find_plan, follow_plan, print_scores
+        from flatout.commands.plan_files import find_plan, follow_plan, scores_text
 
         find_plan(plan)
     finished = train_run(config, overrides, run, fresh, warm_start, accept_changed_data, as_json, whole_process=True)
@@ -76,7 +76,7 @@ def train(
         scores = [] if plan is None else follow_plan(plan, finished.directory)
         _print(finished, as_json)
         if scores and not as_json:
-            print_scores(scores)
+            draw(scores_text(scores))
     if "WORLD_SIZE" in os.environ:
         leave(0)
 

@@ -4,14 +4,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flatout.commands.output_files import require_place
 from flatout.commands.thumbnails import thumbnail
 from flatout.data.audit.examination import Contents, examine, open_contents
 from flatout.data.audit.findings import AuditFinding, describe, judge
 from flatout.machine.budgets import usable_cores
-from flatout.reports.audit_page import audit_text, write_audit_page
+from flatout.reports.audit_page import audit_html
+from flatout.reports.audit_page import audit_text as audit_text
+from flatout.runs.directory import write_text
 from flatout.training.display import Display
 
 _THUMBNAILS = 60
@@ -51,12 +51,8 @@ def audit_data(
     result["seconds"] |= {"list": list_seconds, "threads": threads}
     result["html"] = None if html is None else str(html)
     if html is not None:
-        write_audit_page(html, {**result, "thumbnails": _thumbnails(contents, findings)})
+        write_text(html, audit_html({**result, "thumbnails": _thumbnails(contents, findings)}))
     return result
-
-
-def print_audit(result: dict[str, Any]) -> None:
-    Console(highlight=False).print(audit_text(result))
 
 
 def _thumbnails(contents: Contents, findings: list[AuditFinding]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from rich.console import Console
 
 from flatout.config.loading import load_config
 from flatout.config.schema import DataConfig
@@ -34,7 +33,8 @@ from flatout.decisions.choice import AUTO
 from flatout.decisions.loading import choose_pool
 from flatout.errors import DataError, ObjectMissing, StorageError
 from flatout.machine.budgets import memory_budget_bytes, usable_cores
-from flatout.reports.loader_bench import STAGES, bench_table, say_workers
+from flatout.reports.loader_bench import STAGES, say_workers
+from flatout.reports.loader_bench import bench_table as bench_table
 from flatout.training.display import Display
 from flatout.units import format_bytes
 
@@ -369,8 +369,3 @@ def _busy_seconds() -> float:
     times, own = psutil.cpu_times(), os.times()
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)  # guest is in user already
     return sum(times) - idle - own.user - own.system - own.children_user - own.children_system
-
-
-def print_bench(result: dict[str, Any]) -> None:
-    """On the terminal; `result` is what `bench_loader` returned."""
-    Console(highlight=False).print(bench_table(result))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from flatout.config.schema import Config
-from flatout.decisions.caching import CacheChoice, SampleCosts, choose_tier
+from flatout.decisions.caching import CacheChoice, SampleCosts, choose_tier, with_costs
 from flatout.diagnosis.calibration import Calibration
 from flatout.errors import FlatoutError
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, memory_budget_bytes
@@ -46,5 +46,4 @@ def _measure(config: Config, choice: CacheChoice) -> CacheChoice | None:
     room = min(1.0, memory / max(1, needed))
     kept = room * probed.costs.kept_seconds + (1 - room) * probed.costs.crop_seconds
     costs = SampleCosts(probed.costs.crop_seconds, probed.costs.fill_seconds, kept)
-    pays = costs.pays_after_epochs()
-    return replace(choice, fits=found.fits, **vars(costs), pays_after_epochs=pays if np.isfinite(pays) else None)
+    return with_costs(replace(choice, fits=found.fits), costs)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flatout.analysis.comparability import Side, unique_labels
 from flatout.analysis.comparison import Comparison
 from flatout.analysis.comparison import compare as compare_sides
@@ -14,7 +12,7 @@ from flatout.analysis.values import flattened
 from flatout.config.loading import flat, load_config
 from flatout.errors import ConfigError, RunDirectoryError
 from flatout.reports.compare_page import comparison_page
-from flatout.reports.compare_text import render_comparison
+from flatout.reports.compare_text import render_comparison as render_comparison
 from flatout.runs import Run, read_run
 from flatout.runs.directory import write_text
 
@@ -44,13 +42,6 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
     runs = [read_run(path) for path in paths]
     labels = unique_labels(runs)
     return [Side(label, run, _settings(run), mean_epoch(run)) for label, run in zip(labels, runs, strict=True)]
-
-
-def print_comparison(found: Comparison, html: Path | None) -> None:
-    console = Console(highlight=False)
-    console.print(render_comparison(found))
-    if html is not None:
-        console.print(f"\n{html}", markup=False, style="dim")
 
 
 def _settings(run: Run) -> dict[str, Any]:

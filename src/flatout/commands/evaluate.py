@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flatout.commands.output_files import require_place
 from flatout.commands.thumbnails import thumbnail
 from flatout.config.schema import Config
@@ -16,9 +14,10 @@ from flatout.config.tasks import TASKS
 from flatout.engine.parallel.joining import process_group
 from flatout.engine.parallel.place import RankPlace, find_place
 from flatout.errors import ConfigError, NoSpace
-from flatout.reports.evaluation import evaluation_text, write_evaluation_page
+from flatout.reports.evaluation import evaluation_html
+from flatout.reports.evaluation import evaluation_text as evaluation_text
 from flatout.runs import Run, RunDirectory
-from flatout.runs.directory import write_json
+from flatout.runs.directory import write_json, write_text
 from flatout.tasks.translation.bleu import bleu_signature, chrf
 from flatout.trained.evaluation import Evaluated, evaluate_trained
 from flatout.trained.opening import BEST, TrainedRun, open_trained, read_trained_config, require_run
@@ -69,15 +68,11 @@ def evaluate(
     result = _launched(wanted, ranks, quiet) if launches else _evaluate_here(wanted, place, quiet)
     if page is not None and result:
         try:
-            write_evaluation_page(page, result)
+            write_text(page, evaluation_html(result))
         except OSError as error:
             raise NoSpace(f"cannot write {page}: {error.strerror}; choose another --out FILE") from None
         result["page"] = str(page)
     return result
-
-
-def print_evaluation(result: Mapping[str, Any]) -> None:
-    Console(highlight=False).print(evaluation_text(result))
 
 
 def _launched(wanted: dict[str, Any], ranks: int, quiet: bool) -> dict[str, Any]:

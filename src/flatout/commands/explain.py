@@ -18,7 +18,7 @@ from flatout.diagnosis.remedies import improver
 from flatout.diagnosis.signals import Signals
 from flatout.diagnosis.verdict import Explanation, explain_signals
 from flatout.errors import ConfigError, UserError
-from flatout.reports.explanation import render_explanation
+from flatout.reports.explanation import render_explanation as render_explanation
 from flatout.runs import Run
 from flatout.runs import read_run as read_run
 from flatout.runs.directory import write_json
@@ -39,14 +39,10 @@ def keep_explanation(run: Run, explanation: Explanation) -> None:
 
 def _improver(run: Run, signals: Signals) -> Callable[[Finding], Finding]:
     """Findings as the rules have them where the model cannot be calibrated; without fixes that the run has already."""
-    improve: Callable[[Finding], Finding] = _unchanged
+    improve: Callable[[Finding], Finding] | None = None
     with suppress(UserError, ArithmeticError, ValueError):
         improve = improver(signals, calibration_of(run, load_config(run.config).config, signals))
-    return lambda finding: _unless_there(run, improve(finding))
-
-
-def _unchanged(finding: Finding) -> Finding:
-    return finding
+    return lambda finding: _unless_there(run, finding if improve is None else improve(finding))
 
 
 def _unless_there(run: Run, finding: Finding) -> Finding:
@@ -56,12 +52,6 @@ def _unless_there(run: Run, finding: Finding) -> Finding:
         return replace(finding, fix=replace(finding.fix, changes=left))
     told = ", ".join(f"{key}={value}" for key, value in finding.fix.changes.items())
     return replace(finding, fix=Fix(f"the recipe has {told} already; look at the evidence"))
-
-
-def print_explanation(run: Run, explanation: Explanation) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(render_explanation(run.name, explanation))
 
 
 def fixing_changes(run: Run, explanation: Explanation) -> dict[str, Any]:

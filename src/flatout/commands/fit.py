@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flatout.commands.plan import batch_of, recipe_notes, side_of
 from flatout.commands.planned_data import KNOWN
 from flatout.commands.traced_model import Shape, traced_work
@@ -17,7 +15,7 @@ from flatout.planning.cards import Card, find_card, load_cards
 from flatout.planning.estimate import arithmetic_for
 from flatout.planning.memory import MARGIN, MemoryParts, MemorySetup, largest_batch, memory_of
 from flatout.planning.work import TracedWork
-from flatout.reports.plan_text import fit_text
+from flatout.reports.plan_text import fit_text as fit_text
 
 
 def fit_recipe(
@@ -87,7 +85,3 @@ def _largest(card: Card, setup: MemorySetup, narrow: bool, checkpointing: bool, 
         "accumulate 4": size(narrow, checkpointing, MemorySetup(setup.batch, 4)),
         "fsdp on 4 cards": size(narrow, checkpointing, MemorySetup(setup.batch, setup.accumulate, 4, sharded=True)),
     }
-
-
-def print_fit(found: Mapping[str, Any]) -> None:
-    Console(highlight=False).print(fit_text(found))

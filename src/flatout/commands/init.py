@@ -1,6 +1,7 @@
 """A first recipe for somebody's data on this machine: look at both, decide, write it down with the reasons."""
 
 import io
+import json
 import re
 import statistics
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import yaml
 from PIL import Image
 
 from flatout.commands.output_files import require_place
@@ -67,7 +69,7 @@ def init_recipe(data: str, out: Path | None = None) -> dict[str, Any]:
     require_place(target)
     facts = look(data, name)
     text = recipe_text(facts)
-    load_config(_parsed(text))  # what is written here must load
+    load_config(yaml.safe_load(text))  # what is written here must load
     try:
         write_text(target, text)
     except OSError as error:
@@ -84,13 +86,6 @@ def init_recipe(data: str, out: Path | None = None) -> dict[str, Any]:
             f"flatout export {run} --to onnx",
         ],
     }
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    import yaml
-
-    values: dict[str, Any] = yaml.safe_load(text)
-    return values
 
 
 def _name(data: str) -> str:
@@ -180,7 +175,7 @@ def recipe_text(facts: InitFacts) -> str:
     return f"""# {facts.train:,} samples of {facts.classes} classes for {facts.device.name}; written by flatout init.
 name: {facts.name}
 data:
-  path: {_quoted(facts.data)}
+  path: {json.dumps(facts.data, ensure_ascii=False)}
   view: {size.view}  # pictures are about {facts.side} pixels on their shorter side
   eval_view: {size.eval_view}
   batch_size: {batch}  # {format_bytes(facts.memory_bytes)} would hold {fits:,}; an epoch has {steps:,} steps
@@ -195,12 +190,6 @@ checkpoint: {{metric: top1, keep_top: 1}}
 """
 
 
-def _quoted(text: str) -> str:
-    import json
-
-    return json.dumps(text, ensure_ascii=False)
-
-
 def _split_lines(facts: InitFacts) -> str:
     if facts.val is not None:
         return ""
@@ -211,7 +200,7 @@ def _split_lines(facts: InitFacts) -> str:
 
 def _fitting(facts: InitFacts, size: PictureSize, model: dict[str, Any]) -> int:
     """The largest batch for the memory of the device, by the trace that flatout fit uses."""
-    views = _parsed(size.own).get("views", {}) if size.own else {}
+    views = yaml.safe_load(size.own).get("views", {}) if size.own else {}
     data = {"path": facts.data, "view": size.view, "eval_view": size.eval_view}
     config = load_config({"data": data, "views": views, "model": model}).config
     try:

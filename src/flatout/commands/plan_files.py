@@ -7,16 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from flatout.commands.plan import MachinePlan
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.errors import BadFile, ConfigError, FlatoutError
 from flatout.planning.cards import card_of_device
 from flatout.planning.emit import emitted_files, tuned
 from flatout.planning.options import Option
-from flatout.reports.plan_page import write_plan_page
-from flatout.reports.plan_text import plan_text, scores_text
+from flatout.reports.plan_page import plan_page
+from flatout.reports.plan_text import plan_text as plan_text
+from flatout.reports.plan_text import scores_text as scores_text
 from flatout.runs import Run, list_runs, read_run
 from flatout.runs.directory import read_json, write_json, write_text
 
@@ -126,17 +125,4 @@ def _score(plan: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
 
 
 def write_page(plan: Mapping[str, Any], path: Path) -> None:
-    write_plan_page(plan, path)
-
-
-def print_plan(plan: Mapping[str, Any], everything: bool) -> None:
-    Console(highlight=False).print(plan_text(plan, everything))
-
-
-def print_written(paths: list[Path]) -> None:
-    for path in paths:
-        Console(highlight=False).print(f"written: {path}", markup=False)
-
-
-def print_scores(scores: list[dict[str, Any]]) -> None:
-    Console(highlight=False).print(scores_text(scores))
+    write_text(path, plan_page(plan))

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
-from flatout.commands.traced_model import PAIR_TOKENS, cache_folder, keep, read_kept
+from flatout.commands.traced_model import PAIR_TOKENS, keep, read_kept
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.decisions.loading import is_url
-from flatout.errors import ConfigError, DataError, FlatoutError
-from flatout.machine.budgets import usable_cores
+from flatout.errors import ConfigError, FlatoutError
+from flatout.machine.budgets import cache_folder, usable_cores
 from flatout.planning.data_path import STORES, Samples
 from flatout.units import format_bytes
 
@@ -90,7 +90,7 @@ def _or_sizes(config: Config, opening):  # type: ignore[no-untyped-def]
     """A dataset that is not here is one line that says what to give in its place."""
     try:
         return opening()
-    except (DataError, FlatoutError) as error:
+    except FlatoutError as error:
         raise ConfigError(
             f"the data of this recipe is not here ({error}); plan without it: --data {' | '.join(KNOWN)}, or "
             "--samples 1281167 --sample-bytes 110kB"
@@ -151,7 +151,7 @@ class Costs:
 def _kept(key: dict[str, object], measure) -> Costs:  # type: ignore[no-untyped-def]
     """Measured once on this machine for the same data and view."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    path = cache_folder("decoding") / f"{name}.json"
+    path = cache_folder() / "decoding" / f"{name}.json"
     with suppress(TypeError):  # none, or of another version
         return Costs(**read_kept(path))
     costs: Costs = measure()

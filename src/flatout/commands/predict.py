@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from flatout.commands.cache_costs import with_cache_costs
-from flatout.commands.scoring import PREDICTIONS, Score, score_predictions
+from flatout.commands.scoring import PREDICTIONS, score_predictions
 from flatout.commands.scoring import prediction_errors as prediction_errors
 from flatout.config.loading import config_digest, load_config, parse_assignments
 from flatout.config.schema import Config
@@ -20,7 +21,7 @@ from flatout.decisions.choice import unless_open
 from flatout.decisions.loading import choose_workers
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.changes import RANK_KEYS, SETTINGS, changed_job
-from flatout.diagnosis.conformal import bare_errors, interval_factors
+from flatout.diagnosis.conformal import Score, bare_errors, interval_factors
 from flatout.diagnosis.machine_share import read_share
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.run import run_usd
@@ -217,18 +218,12 @@ def _keep(run: Run, config: Config, predictions: Sequence[Prediction], bare: Seq
         raise RunDirectoryError(f"cannot keep the prediction in {run.directory}: {error.strerror}") from None
 
 
-def print_predictions(predictions: Sequence[Prediction]) -> None:
-    console = Console(highlight=False)
-    console.print(predictions_table(predictions))
-    for note in dict.fromkeys(note for each in predictions for note in each.notes):
-        console.print(note, markup=False)
+def predictions_shown(predictions: Sequence[Prediction]) -> RenderableType:
+    notes = dict.fromkeys(note for each in predictions for note in each.notes)
+    return Group(predictions_table(predictions), *map(Text, notes))
 
 
-def print_scores(scores: Sequence[Score]) -> None:
-    console = Console(highlight=False)
+def scores_shown(scores: Sequence[Score]) -> RenderableType:
     if not scores:
-        console.print("no prediction has a run that followed it yet", markup=False)
-        return
-    console.print(scores_table(scores))
-    for line in coverage_lines(scores):
-        console.print(line, markup=False)
+        return "no prediction has a run that followed it yet"
+    return Group(scores_table(scores), *map(Text, coverage_lines(scores)))

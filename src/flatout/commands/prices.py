@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from flatout.cost.catalogue import load_catalogue, read_price_file
@@ -44,7 +43,7 @@ def import_catalogue(path: Path, out: Path, today: date) -> dict[str, Any]:
     return {"machines": len(values["instances"]), "written": str(out), "cards_unknown": unknown}
 
 
-def print_machines(machines: Sequence[dict[str, Any]]) -> None:
+def machines_table(machines: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="machines and dollars an hour", title_justify="left")
     for name in ("machine", "cloud", "cards", "vCPUs", "memory", "on demand", "spot", "region", "as of"):
         table.add_column(name)
@@ -63,10 +62,10 @@ def print_machines(machines: Sequence[dict[str, Any]]) -> None:
             each["region"],
             f"{each['as_of']}{old}",
         )
-    Console(highlight=False).print(table)
+    return table
 
 
-def print_cards(cards: Sequence[dict[str, Any]]) -> None:
+def cards_table(cards: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="cards (vendors' figures)", title_justify="left")
     for name in ("card", "generation", "GB", "GB/s", "fp32 TFLOPS", "16-bit tensor TFLOPS", "watts"):
         table.add_column(name)
@@ -80,14 +79,14 @@ def print_cards(cards: Sequence[dict[str, Any]]) -> None:
             _known(each["fp16_tensor_tflops"]),
             _known(each["watts"]),
         )
-    Console(highlight=False).print(table)
+    return table
 
 
-def print_imported(told: dict[str, Any]) -> None:
+def imported_text(told: dict[str, Any]) -> str:
     said = f"{told['machines']} machines in {told['written']}; use it with --set cost.prices={told['written']}"
     if told["cards_unknown"]:
         said += f"; no figures of {', '.join(told['cards_unknown'])}: no plan for machines with them"
-    Console(highlight=False).print(said, markup=False)
+    return said
 
 
 def _known(value: float | None) -> str:

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,11 +19,11 @@ def list_recipes() -> list[dict[str, Any]]:
     return [{"name": each.name, "kind": each.kind, "about": each.about} for each in shipped()]
 
 
-def print_recipes(rows: list[dict[str, Any]]) -> None:
+def recipes_table(rows: list[dict[str, Any]]) -> Table:
     table = Table.grid(padding=(0, 2))
     for row in rows:
         table.add_row(Text(row["name"], style="bold"), Text(row["kind"], style="dim"), Text(row["about"]))
-    Console(highlight=False).print(table)
+    return table
 
 
 def recipe_text(name: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatout.errors import UserError
-from flatout.recording.launching import describe_end, end_like, run_command
+from flatout.recording.launching import describe_end, run_command
+from flatout.recording.launching import end_like as end_like
 from flatout.recording.opening import next_free, open_collector
 from flatout.runs import Run, RunDirectory, read_run
 from flatout.units import format_seconds
@@ -54,8 +55,3 @@ def say_recorded(run: Run) -> None:
     )
     for each in missing:
         sys.stderr.write(f"flatout: not recorded: {each}\n")
-
-
-def leave_as_the_command(code: int) -> None:
-    """The last thing: exit code or signal of the command."""
-    end_like(code)

@@ -11,10 +11,11 @@ from flatout.analysis.answers import answers
 from flatout.analysis.details import Details, read_details
 from flatout.analysis.trace import write_trace
 from flatout.errors import RunDirectoryError
-from flatout.reports.html import write_report_page
+from flatout.reports.html import report_page
 from flatout.reports.markdown import report_markdown
 from flatout.reports.terminal import render
 from flatout.runs import Run, read_run
+from flatout.runs.directory import write_text
 
 _TRACE_STEPS = 20_000  # a longer run's trace is large; it is written where it is asked for
 
@@ -43,7 +44,7 @@ def _write_files(details: Details, html: Path | None, trace: bool) -> dict[str, 
     named the file."""
     folder = details.run.directory
     targets: dict[str, tuple[Path, Callable[[Path], Any]]] = {
-        "page": (html or folder / "report.html", lambda path: write_report_page(path, details))
+        "page": (html or folder / "report.html", lambda path: write_text(path, report_page(details)))
     }
     if trace:
         targets["trace"] = (folder / "trace.json", lambda path: write_trace(details.run, path))

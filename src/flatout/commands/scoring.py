@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.diagnosis.conformal import QUANTITIES, Outcome, bare_errors
+from flatout.diagnosis.conformal import QUANTITIES, Outcome, Score, bare_errors
 from flatout.diagnosis.reading import read_signals
 from flatout.diagnosis.signals import Signals
 from flatout.errors import BadFile, UserError
@@ -17,28 +16,6 @@ from flatout.runs.schema import PREDICTION
 from flatout.untrusted import check_shape, read_json_lines
 
 PREDICTIONS = "predictions.jsonl"
-
-
-@dataclass(frozen=True)
-class Score:
-    """One figure of a prediction beside the run that followed it."""
-
-    made_in: str
-    changes: Mapping[str, Any]
-    run: str
-    outcome: Outcome
-    low: float
-    high: float
-
-    @property
-    def inside(self) -> bool:
-        return self.low <= self.outcome.measured <= self.high
-
-    def to_dict(self) -> dict[str, Any]:
-        given = {"made_in": self.made_in, "changes": dict(self.changes), "run": self.run}
-        found = self.outcome
-        figures = {"quantity": found.quantity, "predicted": found.predicted, "measured": found.measured}
-        return {**given, **figures, "low": self.low, "high": self.high, "error": found.error, "inside": self.inside}
 
 
 def score_predictions(folder: Path) -> list[Score]:

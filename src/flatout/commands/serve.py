@@ -158,7 +158,7 @@ def look(what: str = "status") -> dict[str, Any]:
     return answer.values
 
 
-def print_look(values: dict[str, Any]) -> None:
+def look_shown(values: dict[str, Any]) -> Group:
     counts = values["counts"]
     served = counts["hits"] + counts["waited"]
     lines = [
@@ -171,7 +171,7 @@ def print_look(values: dict[str, Any]) -> None:
         f"{counts['failures']} failures, {counts['expired']} expired leases, {counts['cold_starts']} cold starts, "
         f"{counts['evicted']} evicted ({counts['evicted_needed']} still needed)",
     ]
-    Console(highlight=False).print(Group(*(Text(line) for line in lines), _jobs(values)))
+    return Group(*map(Text, lines), _jobs(values))
 
 
 def _times(served: int, made: int) -> str:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
+from rich.table import Table
 
 from flatout.config.loading import flat, load_config
 from flatout.config.loading import parse_assignments as parse_assignments
@@ -16,12 +17,9 @@ def run_list(folder: Path) -> list[dict[str, Any]]:
     return [{"directory": str(run.directory), **run.summary} for run in list_runs(folder)]
 
 
-def show_runs(folder: Path) -> None:
+def runs_shown(folder: Path) -> RenderableType:
     found = list_runs(folder)
-    if found:
-        Console(highlight=False).print(runs_table(found))
-    else:
-        Console(highlight=False).print(f"no runs in {folder}; make one with: flatout demo", markup=False)
+    return runs_table(found) if found else f"no runs in {folder}; make one with: flatout demo"
 
 
 def show_config(path: Path, assignments: list[str]) -> dict[str, dict[str, Any]]:
@@ -30,5 +28,5 @@ def show_config(path: Path, assignments: list[str]) -> dict[str, dict[str, Any]]
     return {key: {"value": value, "origin": loaded.origins[key]} for key, value in flat(loaded.config)}
 
 
-def print_config(keys: dict[str, dict[str, Any]]) -> None:
-    Console(highlight=False).print(config_table([(key, row["value"], row["origin"]) for key, row in keys.items()]))
+def config_shown(keys: dict[str, dict[str, Any]]) -> Table:
+    return config_table([(key, row["value"], row["origin"]) for key, row in keys.items()])

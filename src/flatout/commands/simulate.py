@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from flatout.config.schema import Bytes, Seconds
 from flatout.errors import ConfigError
@@ -135,13 +136,10 @@ def _figures(plan: Plan, outcome: SimulationOutcome, name: str) -> dict[str, Any
     }
 
 
-def print_simulation(values: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+def simulation_shown(values: dict[str, Any]) -> RenderableType:
     if "decisions" in values:
-        for line in values["different"][:5]:
-            console.print(line, markup=False)
-        console.print(f"{values['decisions']} decisions made again, {len(values['different'])} of them differently")
-        return
+        count = f"{values['decisions']} decisions made again, {len(values['different'])} of them differently"
+        return Group(*map(Text, (*values["different"][:5], count)))
     table = Table("policy", "samples/s", "longest job", "batches made", "hits", "cost", box=None, pad_edge=False)
     for name, row in values["policies"].items():
         hits = "n/a" if row["hit_rate"] is None else f"{100 * row['hit_rate']:.1f} %"
@@ -153,4 +151,4 @@ def print_simulation(values: dict[str, Any]) -> None:
             hits,
             format_usd(row["usd"]["total"]),
         )
-    console.print(table)
+    return table

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flatout import plugins
 from flatout.config.schema import Config
 from flatout.errors import BadFile, ConfigError
+from flatout.machine.budgets import cache_folder
 from flatout.planning.work import FORMAT, Line, TracedWork
 from flatout.runs.directory import write_text
 from flatout.untrusted import MAX_RECORD_BYTES, read_text
@@ -63,7 +63,8 @@ class Shape:
 def traced_work(shape: Shape, narrow: bool, checkpointing: bool) -> TracedWork:
     """The step at 16 bits (`narrow`) or 32. A model that cannot be traced is a ConfigError of one line."""
     key = shape.key(narrow, checkpointing)
-    path = cache_folder("traces") / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    path = cache_folder() / "traces" / f"{name}.json"
     with suppress(KeyError):  # absent, damaged or of another format: traced again
         return TracedWork.from_dict(read_kept(path))
     work = _trace(shape, narrow, checkpointing)
@@ -90,12 +91,6 @@ def read_kept(path: Path) -> dict[str, Any]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def cache_folder(name: str) -> Path:
-    """What can be made again lies here: XDG_CACHE_HOME, or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "flatout" / name
 
 
 def _package_versions(model: str) -> dict[str, str]:

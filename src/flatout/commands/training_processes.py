@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +27,7 @@ class TrainingProcesses:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "TrainingProcesses":
-        self._previous = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
+        self._previous = {number: signal.signal(number, lambda which, _: self.stop(which)) for number in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,9 +68,6 @@ class TrainingProcesses:
         if self._echo:
             self.say(f"{format_seconds(time.monotonic() - started)}, exit code {child.returncode}")
         return None if child.returncode == 0 else last.removeprefix("flatout: ") or f"exit code {child.returncode}"
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.stop(number)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """All save a checkpoint and end, and none is started any more."""

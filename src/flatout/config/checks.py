@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flatout import plugins
+from flatout.config.dotted import nested
 from flatout.config.schema import Config, CostConfig, NodeCostConfig
 from flatout.config.sections.model import RESNETS
 from flatout.config.sections.train import LOSSES, OPTIMIZERS, SCHEDULES
@@ -250,7 +251,5 @@ def _is_priced(nodes: CostConfig | NodeCostConfig) -> bool:
 
 def _defaults(key: str, task: str) -> tuple[Any, Any]:
     """The key's own default and the task's: a stored configuration names every key."""
-    value: Any = _DEFAULTS
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    value = nested(_DEFAULTS, key)
     return value, spec_of(task).defaults.get(key, value)

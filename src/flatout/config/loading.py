@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flatout.config.checks import find_unused, find_wrong_combinations
+from flatout.config.dotted import leaves, nested
 from flatout.config.schema import Config, ViewConfig
 from flatout.config.shipped import locate, near_names
 from flatout.config.speedups import speedups_for
@@ -31,17 +32,17 @@ class Loaded:
 def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Loaded:
     """Read a recipe (a path or a mapping), apply overrides, fill in defaults, check."""
     given, origin = (source, "given") if isinstance(source, Mapping) else (_read(locate(Path(source))), str(source))
-    origins: dict[str, str] = {key: origin for key, _ in _leaves(given)}
+    origins: dict[str, str] = {key: origin for key, _ in leaves(given)}
     values = json.loads(json.dumps(given, default=str))  # a deep copy of plain values
     for key, value in (overrides or {}).items():
         _assign(values, key, value)
         origins = {old: origin for old, origin in origins.items() if not f"{old}.".startswith(f"{key}.")}
-        origins.update((leaf, "--set") for leaf, _ in _leaves({key: value}))
+        origins.update((leaf, "--set") for leaf, _ in leaves({key: value}))
     filled = _fill_in_for_task(values) | _fill_in_speedups(values)
     config = _validated(values)
     effective = dict(flat(config))  # so that 1e-1, which YAML reads as text, equals a default of 0.1
     set_keys = {
-        key: effective.get(key, _lookup(values, key))
+        key: effective.get(key, nested(values, key))
         for key, origin in origins.items()
         # a recipe may say how it emulates an accelerator and still be trained on a real one
         if origin == "--set" or not key.startswith("emulated.")
@@ -56,7 +57,7 @@ def _fill_in_for_task(values: dict[str, Any]) -> dict[str, str]:
     task = values.get("task")
     filled = {}
     for key, value in spec_of(task).defaults.items():
-        if _lookup(values, key) is None and isinstance(values.get(key.split(".")[0], {}), dict):
+        if nested(values, key) is None and isinstance(values.get(key.split(".")[0], {}), dict):
             _assign(values, key, value)
             filled[key] = f"task {task}"
     return filled
@@ -68,9 +69,9 @@ def _fill_in_speedups(values: dict[str, Any]) -> dict[str, str]:
     if values.get("speedups") != "auto":
         return filled
     for each in speedups_for(values):
-        if each.fills and _lookup(values, each.key) is None:
+        if each.fills and nested(values, each.key) is None:
             _assign(values, each.key, each.value)
-            filled |= {key: "speedups: auto" for key, _ in _leaves({each.key: each.value})}
+            filled |= {key: "speedups: auto" for key, _ in leaves({each.key: each.value})}
     return filled
 
 
@@ -99,7 +100,7 @@ def config_digest(config: Config) -> str:
 
 def flat(config: Config) -> Iterator[tuple[str, Any]]:
     """Every dotted key with its value."""
-    return _leaves(config.model_dump(mode="json", by_alias=True))
+    return leaves(config.model_dump(mode="json", by_alias=True))
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
@@ -120,15 +121,6 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{dotted}.")
-        else:
-            yield dotted, value
-
-
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
@@ -137,14 +129,6 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"{key} cannot be set: {parent} is the value {child!r}, not a section")
         values = child
     values[last] = value
-
-
-def _lookup(values: Mapping[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return None
-        values = values[part]
-    return values
 
 
 def _validated(values: dict[str, Any]) -> Config:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flatout.cost.catalogue import Catalogue
@@ -163,22 +162,6 @@ def spend_rates(cost: CostConfig, catalogue: Catalogue) -> SpendRates | None:
         return usage_cost(run_usage(seconds, cost, data), cost, catalogue).lines_usd
 
     return SpendRates(price(1.0, {}), price(0.0, {"store_requests": 1}), price(0.0, {"store_bytes": 1}))
-
-
-def rounded_lines(ledger: Ledger, decimals: int | None = None) -> tuple[CostLine, ...]:
-    """Lines for display whose dollars add up exactly to the rounded total: those nearest to the next cent get it.
-    `decimals` defaults to what `format_usd` shows of the total: 2, or 4 below one dollar."""
-    total = ledger.lines_usd
-    if decimals is None:
-        decimals = 2 if total >= 1 or total == 0 else 4
-    step = Decimal(1).scaleb(-decimals)
-    exact = [Decimal(line.usd) for line in ledger.lines]
-    shown = [value.quantize(step, ROUND_FLOOR) for value in exact]
-    missing = int((Decimal(total).quantize(step, ROUND_HALF_EVEN) - sum(shown)) / step)
-    by_remainder = sorted(range(len(exact)), key=lambda at: exact[at] - shown[at], reverse=True)
-    for at in by_remainder[:missing]:
-        shown[at] += step
-    return tuple(replace(line, usd=float(value)) for line, value in zip(ledger.lines, shown, strict=True))
 
 
 def _items(usage: Usage, cost: CostConfig, catalogue: Catalogue) -> Iterator[_Item]:

@@ -197,13 +197,13 @@ def choose_tier(
         reason = f"off, {format_bytes(needed_bytes)} of decoded samples fit neither memory nor disk"
         return CacheChoice(wanted, OFF, reason, epochs=epochs)
     fills, why = fill_or_not(costs, epochs)
-    found = _with_costs(CacheChoice(wanted, fits, why, fits=fits, epochs=epochs), costs)
+    found = with_costs(CacheChoice(wanted, fits, why, fits=fits, epochs=epochs), costs)
     if not fills and not (fits == DISK and on_disk_bytes):  # what an earlier run left costs nothing
         return replace(found, value=OFF, reason=f"off, {why}")
     return found
 
 
-def _with_costs(choice: CacheChoice, costs: SampleCosts | None) -> CacheChoice:
+def with_costs(choice: CacheChoice, costs: SampleCosts | None) -> CacheChoice:
     if costs is None:
         return choice
     pays = costs.pays_after_epochs()

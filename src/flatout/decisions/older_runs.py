@@ -18,7 +18,7 @@ _ASSUMED = "assumed: the run did not write it down"
 
 def assume(config: Mapping[str, Any], device_kind: str, cores: int, world_size: int, seen_workers: int = 0) -> Resolved:
     """`config` is a run's config.yaml as read, of any version or program; `seen_workers` are those in its spans."""
-    data, train = _section(config, "data"), _section(config, "train")
+    data, train = section(config, "data"), section(config, "train")
     return Resolved(
         Choice(device_kind, _ASSUMED, config.get("device")),
         choose_threads(_number_or_open(config.get("threads")), device_kind, cores),
@@ -79,6 +79,7 @@ def _number_or_open(value: Any) -> int | str:
     return value if isinstance(value, int) else AUTO
 
 
-def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = values.get(name)
-    return section if isinstance(section, Mapping) else {}
+def section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Of a run's file as read, of whatever version; empty where there is none."""
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}

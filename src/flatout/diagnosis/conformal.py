@@ -45,6 +45,28 @@ class Outcome:
         return abs(self.measured / self.predicted - 1) / max(self.bare_error, 1e-6)
 
 
+@dataclass(frozen=True)
+class Score:
+    """One figure of a prediction beside the run that followed it."""
+
+    made_in: str
+    changes: Mapping[str, Any]
+    run: str
+    outcome: Outcome
+    low: float
+    high: float
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.outcome.measured <= self.high
+
+    def to_dict(self) -> dict[str, Any]:
+        given = {"made_in": self.made_in, "changes": dict(self.changes), "run": self.run}
+        found = self.outcome
+        figures = {"quantity": found.quantity, "predicted": found.predicted, "measured": found.measured}
+        return {**given, **figures, "low": self.low, "high": self.high, "error": found.error, "inside": self.inside}
+
+
 def bare_errors(prediction: Mapping[str, Any]) -> dict[str, float]:
     """Of a stored prediction. Older ones did not keep them apart from their intervals."""
     kept = prediction.get("bare_errors")

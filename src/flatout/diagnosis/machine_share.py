@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flatout.decisions.choice import AUTO, unless_open
+from flatout.decisions.older_runs import section
 from flatout.diagnosis.signals import Signals
 from flatout.runs import Run
 from flatout.runs.directory import read_json
@@ -43,12 +43,12 @@ def read_share(run: Run) -> MachineShare:
     """Every rank records the cores that are its part; the monitor sees rank 0's processes and the whole machine."""
     ranks = int(number(run.summary.get("world_size")) or 1)
     link = read_json(run.directory / "link.json")
-    nodes = max(1, len(link.get("nodes") or ()) or int(number(_section(run.config, "parallel").get("nodes")) or 1))
+    nodes = max(1, len(link.get("nodes") or ()) or int(number(section(run.config, "parallel").get("nodes")) or 1))
     here = max(1, ranks // nodes)
-    cpu = _section(run.environment, "cpu")
+    cpu = section(run.environment, "cpu")
     usable = number(cpu.get("cores_usable")) or 1.0
     cores = min(usable * here, max(usable, number(cpu.get("cores_total")) or usable * here))
-    groups = _section(run.summary, "optimizer").get("groups") or []
+    groups = section(run.summary, "optimizer").get("groups") or []
     parameters = sum(number(each.get("parameters")) or 0.0 for each in groups if isinstance(each, Mapping))
     return MachineShare(
         cores,
@@ -56,10 +56,10 @@ def read_share(run: Run) -> MachineShare:
         here,
         unless_open(run.config.get("threads", AUTO)) is None,
         FLOAT_BYTES * parameters if parameters else None,
-        1 if _section(run.summary, "optimizer").get("name") == "sgd" else 2,
+        1 if section(run.summary, "optimizer").get("name") == "sgd" else 2,
         number(link.get("bytes_per_second")),
-        number(_section(run.summary, "time").get("import_seconds")) or 0.0,
-        _section(run.config, "data").get("global_batch") is not None,
+        number(section(run.summary, "time").get("import_seconds")) or 0.0,
+        section(run.config, "data").get("global_batch") is not None,
     )
 
 
@@ -72,8 +72,3 @@ def _other_cores(run: Run, cores: float, ranks_here: int) -> float:
     busy = sum(each for each, _ in known) / len(known)
     own = sum(each for _, each in known) / len(known)
     return max(0.0, min(cores, busy * cores - own * ranks_here))
-
-
-def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = values.get(name)
-    return section if isinstance(section, Mapping) else {}

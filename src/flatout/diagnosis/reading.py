@@ -10,7 +10,7 @@ from flatout.analysis.rank_spans import RankSpans, read_rank_spans
 from flatout.cost.catalogue import DEFAULT_REGION, load_catalogue
 from flatout.decisions import Resolved
 from flatout.decisions.document import most_of, read_decisions
-from flatout.decisions.older_runs import assume
+from flatout.decisions.older_runs import assume, section
 from flatout.diagnosis.script_signals import read_script
 from flatout.diagnosis.signal_groups import (
     CostSignals,
@@ -43,7 +43,7 @@ def read_signals(run: Run) -> Signals:
     spans = [read_rank_spans(directory.rank_spans(rank)) for rank in range(_world_size(run))]
     steps = tuple(step for step in run.steps if step.seconds > 0)
     epochs = tuple(map(_epoch, run.epochs))
-    kind = _section(run.environment, "device").get("kind") or run.config.get("device") or "cpu"
+    kind = section(run.environment, "device").get("kind") or run.config.get("device") or "cpu"
     document = read_json(run.directory / "resolved.json")
     decided = read_decisions(document, assume(run.config, kind, _cores(run), _world_size(run), spans[0].workers))
     data = _input(run, document, decided, steps, epochs, spans[0])
@@ -64,10 +64,10 @@ def read_signals(run: Run) -> Signals:
 
 
 def _learning(run: Run, epochs: tuple[Epoch, ...]) -> LearningSignals:
-    splits = _section(_section(run.summary, "data"), "splits")
-    train, val = (_section(splits, name).get("samples") for name in ("train", "val"))
-    view = _section(_section(run.config, "views"), str(_section(run.config, "data").get("view")))
-    smoothing = _section(run.config, "train").get("label_smoothing") or 0.0
+    splits = section(section(run.summary, "data"), "splits")
+    train, val = (section(splits, name).get("samples") for name in ("train", "val"))
+    view = section(section(run.config, "views"), str(section(run.config, "data").get("view")))
+    smoothing = section(run.config, "train").get("label_smoothing") or 0.0
     mixes = any(view.get(name) for name in ("mixup", "cutmix", "trivial_augment"))
     return LearningSignals(epochs, _classes(run), train, val, smoothing, mixes)
 
@@ -77,7 +77,7 @@ def _world_size(run: Run) -> int:
 
 
 def _time(run: Run, epochs: Sequence[Epoch], spans: RankSpans) -> TimeSignals:
-    time = _section(run.summary, "time")
+    time = section(run.summary, "time")
     return TimeSignals(
         wall_seconds=time.get("wall_seconds") or 0.0,
         parts=time.get("parts") or {},
@@ -86,7 +86,7 @@ def _time(run: Run, epochs: Sequence[Epoch], spans: RankSpans) -> TimeSignals:
         startup_parts=time.get("startup_parts") or {},
         validations=sum(epoch.val_loss is not None for epoch in epochs),
         checkpoints=spans.checkpoints,
-        checkpoint_bytes=_checkpoint_bytes(_section(run.summary, "checkpoint")),
+        checkpoint_bytes=_checkpoint_bytes(section(run.summary, "checkpoint")),
     )
 
 
@@ -96,26 +96,26 @@ def _checkpoint_bytes(kept: Mapping[str, Any]) -> float | None:
 
 def _recipe(run: Run, decided: Resolved, steps: Sequence[StepRow]) -> RecipeSignals:
     """Where batches are cut by tokens, the number of samples is what they had on average."""
-    train, batch, tokens = _section(run.config, "train"), max(1, round(decided.batch.per_rank)), None
+    train, batch, tokens = section(run.config, "train"), max(1, round(decided.batch.per_rank)), None
     if decided.batch.unit == "tokens":
         tokens = batch if steps else None
         batch = max(1, round(sum(step.samples for step in steps) / len(steps))) if steps else 1
     return RecipeSignals(
         batch_size=batch,
         batch_tokens=tokens,
-        global_batch=_section(run.config, "data").get("global_batch"),
+        global_batch=section(run.config, "data").get("global_batch"),
         epochs=train.get("epochs") or 1,
         checkpointing=bool(train.get("checkpointing")),
         accumulate=train.get("accumulate") or 1,
         log_every=decided.train.log_every.value,
-        validate_every=_section(run.config, "validate").get("every_epochs") or 1,
-        checkpoint_every_steps=_section(run.config, "checkpoint").get("every_steps"),
-        checkpoint_every_epochs=_section(run.config, "checkpoint").get("every_epochs") or 1,
+        validate_every=section(run.config, "validate").get("every_epochs") or 1,
+        checkpoint_every_steps=section(run.config, "checkpoint").get("every_steps"),
+        checkpoint_every_epochs=section(run.config, "checkpoint").get("every_epochs") or 1,
     )
 
 
 def _cores(run: Run) -> int:
-    return int(_section(run.environment, "cpu").get("cores_usable") or 1)
+    return int(section(run.environment, "cpu").get("cores_usable") or 1)
 
 
 def _input(
@@ -126,7 +126,7 @@ def _input(
     epochs: Sequence[Epoch],
     spans: RankSpans,
 ) -> InputSignals:
-    data, found, loading = _section(run.config, "data"), _section(run.summary, "data"), decided.data
+    data, found, loading = section(run.config, "data"), section(run.summary, "data"), decided.data
     return InputSignals(
         workers=most_of("data.workers", document, decided),
         worker_kind="process" if loading.worker_kind.value == "process" else "thread",
@@ -146,18 +146,13 @@ def _input(
         cache_misses=found.get("cache_misses"),
         loads=spans.loads,
         store=_store(found),
-        shared=_shared(_section(run.summary, "shared")),
+        shared=_shared(section(run.summary, "shared")),
     )
 
 
 def _colours_in_python(config: Mapping[str, Any]) -> bool:
-    view = _section(_section(config, "views"), str(_section(config, "data").get("view")))
+    view = section(section(config, "views"), str(section(config, "data").get("view")))
     return bool(view.get("trivial_augment") or any(view.get("colour_jitter") or ()))
-
-
-def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = values.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _epoch(row: Mapping[str, str]) -> Epoch:
@@ -168,17 +163,17 @@ def _epoch(row: Mapping[str, str]) -> Epoch:
 
 
 def _classes(run: Run) -> int | None:
-    counted = _section(run.summary, "data").get("classes")
+    counted = section(run.summary, "data").get("classes")
     if isinstance(counted, int):
         return counted
-    wanted = _section(run.config, "data").get("classes")
+    wanted = section(run.config, "data").get("classes")
     return len(wanted) if isinstance(wanted, list) else wanted if isinstance(wanted, int) else None
 
 
 def _samples_loaded(summary: Mapping[str, Any], steps: Sequence[StepRow], epochs: Sequence[Epoch]) -> int | None:
     """Training samples, and those of every validation: the loader's totals are over both."""
     seen = summary.get("samples_seen")
-    total = _section(summary, "data").get("samples_total")
+    total = section(summary, "data").get("samples_total")
     if not seen:
         return None
     whole: dict[int, int] = {}
@@ -189,9 +184,9 @@ def _samples_loaded(summary: Mapping[str, Any], steps: Sequence[StepRow], epochs
 
 
 def _cost(run: Run) -> CostSignals:
-    cost = _section(run.config, "cost")
-    total = _section(run.summary, "cost").get("total_usd")
-    wall = _section(run.summary, "time").get("wall_seconds")
+    cost = section(run.config, "cost")
+    total = section(run.summary, "cost").get("total_usd")
+    wall = section(run.summary, "time").get("wall_seconds")
     return CostSignals(
         usd_per_hour=total / wall * 3600 if total is not None and wall else None,
         spot_usd_per_hour=_spot_usd_per_hour(cost),
@@ -243,8 +238,8 @@ def _shared(use: Mapping[str, Any]) -> SharedBatches | None:
 
 def _device(run: Run, kind: str) -> DeviceSignals:
     """Of the first GPU, where there are several."""
-    use, emulated = _section(run.summary, "device_use"), _section(run.config, "emulated") if kind == "emulated" else {}
-    gpus = _section(run.summary, "host").get("gpus")
+    use, emulated = section(run.summary, "device_use"), section(run.config, "emulated") if kind == "emulated" else {}
+    gpus = section(run.summary, "host").get("gpus")
     gpu = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], Mapping) else {}
     most_mhz = gpu.get("sm_clock_max_mhz")
     return DeviceSignals(
@@ -260,7 +255,7 @@ def _device(run: Run, kind: str) -> DeviceSignals:
 
 def _memory_bytes(run: Run) -> float | None:
     """Of the machine, or as much of it as a container's limit leaves this run."""
-    host = _section(run.summary, "host")
+    host = section(run.summary, "host")
     known = [each for each in (host.get("memory_total_bytes"), host.get("memory_limit_bytes")) if each]
     return min(known) if known else run.environment.get("memory_bytes")
 
@@ -281,8 +276,8 @@ def _host(run: Run, decided: Resolved) -> HostSignals:
     disks = [name for name in (run.system[0] if run.system else {}) if name.startswith("disk_")]
     return HostSignals(
         cores=_cores(run),
-        machine_cores=int(_section(run.summary, "host").get("cores") or _cores(run)),
-        quota_cores=_section(run.summary, "host").get("cpu_limit_cores"),
+        machine_cores=int(section(run.summary, "host").get("cores") or _cores(run)),
+        quota_cores=section(run.summary, "host").get("cpu_limit_cores"),
         rows=_host_rows(run),
         threads=decided.threads.value,
         memory_total_bytes=run.environment.get("memory_bytes"),
@@ -312,8 +307,8 @@ def _ranks(run: Run, spans: Sequence[RankSpans], step_seconds: float) -> RankSig
     """Per rank from its spans: what it does itself before it waits for the others."""
     if len(spans) < 2:
         return None
-    network, link = _section(run.summary, "network"), read_json(run.directory / "link.json")
-    predicted = _section(link, "predicted")
+    network, link = section(run.summary, "network"), read_json(run.directory / "link.json")
+    predicted = section(link, "predicted")
     steps = max(1, len(run.steps))
     waits = [each.parts["communication"] / steps for each in spans if each.parts]
     before = (*_BEFORE_EXCHANGE, "other") if "recorded" in run.summary else _BEFORE_EXCHANGE  # a script's own code

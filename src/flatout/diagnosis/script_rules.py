@@ -49,7 +49,8 @@ def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
         return None
     if seconds / signals.step.done < (_LEAST_SECONDS if seconds / stepping > _LARGE_SHARE else _OWN_SECONDS):
         return None
-    line = script.hottest("other")
+    own_lines = [each for each in script.lines if each.part == "other"]
+    line = own_lines[0] if own_lines else None
     named = ""
     if line is not None:
         share = script.share(line, "other")
@@ -63,15 +64,11 @@ def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
         f"{named}",
         (
             f"{format_seconds(seconds / signals.step.done)} a step, {format_seconds(seconds)} in all",
-            *(f"{percent(script.share(each, 'other'))} {each.shown}" for each in _first(script, "other", 3)),
+            *(f"{percent(script.share(each, 'other'))} {each.shown}" for each in own_lines[:3]),
         ),
         Fix(_advice(line)),
         Interval(seconds * 0.8, seconds * 0.4, seconds),
     )
-
-
-def _first(script: ScriptSignals, part: str, count: int) -> list[HotLine]:
-    return [line for line in script.lines if line.part == part][:count]
 
 
 def _advice(line: HotLine | None) -> str:

@@ -105,9 +105,9 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [each for each in every if each.items() <= with_open_worker_options(each).items()]
 
 
-def batch_sizes(batch: int, samples: int, largest: int | None = None) -> list[int]:
+def batch_sizes(batch: int, samples: int) -> list[int]:
     """The given batch, half of it, and doubles that leave at least eight steps an epoch."""
-    most = min(max(batch, samples // 8), largest or samples)
+    most = min(max(batch, samples // 8), samples)
     sizes = [max(1, batch // 2), *(batch * 2**power for power in range(4))]
     return sorted({size for size in sizes if size <= most} | {batch})
 

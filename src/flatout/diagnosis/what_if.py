@@ -10,7 +10,6 @@ from typing import Any
 from flatout.decisions.caching import FILLING
 from flatout.decisions.choice import unless_open
 from flatout.diagnosis.calibration import Calibration
-from flatout.diagnosis.changes import SETTINGS as SETTINGS
 from flatout.diagnosis.changes import WhatIfJob, changed_job, measured_job
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.model.memory import MemoryUse
@@ -216,9 +215,7 @@ def _cold_extra(calibration: Calibration, job: WhatIfJob, modelled: float) -> fl
     if not same or calibration.sample_state == FILLING:
         return modelled
     base = measured_job(calibration)
-    warm, first = (
-        _corrected(calibration, each, each is not base).seconds for each in (base, replace(cold(calibration, base)))
-    )
+    warm, first = (_corrected(calibration, each, each is not base).seconds for each in (base, cold(calibration, base)))
     before = max(0.0, first - warm) * steps_per_epoch(calibration, base)
     return calibration.cold_extra_seconds * (modelled / before if before > 0 else 1.0)
 

@@ -2,17 +2,15 @@
 are escaped in the page and shown without their control characters everywhere."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from flatout.reports.page import join_markup, note, page, pairs, paragraph, pill, printable, section, shown, table
-from flatout.runs.directory import write_text
+from flatout.reports.values import grid
 from flatout.units import format_bytes, format_seconds, format_share
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
@@ -26,7 +24,7 @@ def audit_text(result: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(result), Text()]
     for finding in result["findings"]:
         parts += _finding(finding)
-    parts += [_figures(result)]
+    parts += [grid((name, Text(value)) for name, value in figures(result))]
     if result.get("html"):
         parts += [Text(f"\npage: {result['html']}")]
     return Group(*parts)
@@ -56,13 +54,6 @@ def _finding(finding: dict[str, Any]) -> list[RenderableType]:
 def _example(example: dict[str, Any]) -> str:
     names = " = ".join(printable(name) for name in example["names"])
     return f"{names}: {printable(example['detail'])}" if example["detail"] else names
-
-
-def _figures(result: dict[str, Any]) -> Table:
-    table = Table.grid(padding=(0, 3))
-    for name, value in figures(result):
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
 
 
 def figures(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -100,11 +91,6 @@ def _time(result: dict[str, Any]) -> str:
     rate = "n/a" if seconds["images_per_second"] is None else f"{seconds['images_per_second']:.0f} images/s"
     per_image = ", ".join(f"{each} {format_seconds(seconds[each]['per_image'])}" for each in ("read", "decode"))
     return f"{looked} ({rate} on {seconds['threads']} threads; per image: {per_image})"
-
-
-def write_audit_page(path: Path, result: dict[str, Any]) -> None:
-    """One file without scripts; nothing is loaded from elsewhere."""
-    write_text(path, audit_html(result))
 
 
 def audit_html(result: dict[str, Any]) -> str:

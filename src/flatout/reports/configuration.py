@@ -9,9 +9,7 @@ from rich.text import Text
 
 def config_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
     """Rows are key, value and origin; defaults are dim."""
-    table = Table(box=None, header_style="dim")
-    for name in ("key", "value", "from"):
-        table.add_column(name)
+    table = Table("key", "value", "from", box=None, header_style="dim")
     for key, value, origin in rows:
         style = "dim" if origin == "default" else "default"
         shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from flatout.config.tasks import metric_named
 from flatout.reports.page import join_markup, note, page, pairs, paragraph, printable, section, shown, table, tiles
-from flatout.runs.directory import write_text
+from flatout.reports.values import grid
 from flatout.units import format_seconds
 
 _TERMINAL_CLASSES, _TERMINAL_ROWS = 10, 5
@@ -20,7 +20,7 @@ _PAGE_CLASSES, _MATRIX_CLASSES = 300, 30
 
 def evaluation_text(result: Mapping[str, Any]) -> RenderableType:
     """Figures first, then the weakest classes, what is taken for what, and the worst samples."""
-    parts: list[RenderableType] = [_grid(figures(result))]
+    parts: list[RenderableType] = [grid((name, Text(value)) for name, value in figures(result))]
     if "classes" in result:
         weakest = [_class_row(each) for each in _weakest_first(result["classes"])[:_TERMINAL_CLASSES]]
         parts += [Text(), _rich("weakest classes", ("class", "samples", "precision", "recall", "F1"), weakest)]
@@ -87,13 +87,6 @@ def _worst_row(each: Mapping[str, Any]) -> tuple[str, ...]:
     return each["name"], each["class"], got, each["predicted"], instead
 
 
-def _grid(rows: list[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 3))
-    for name, value in rows:
-        grid.add_row(Text(name, style="dim"), Text(value))
-    return grid
-
-
 def _rich(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     drawn = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for name in header:
@@ -101,11 +94,6 @@ def _rich(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) 
     for row in rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))
     return drawn
-
-
-def write_evaluation_page(path: Path, result: Mapping[str, Any]) -> None:
-    """One file without scripts; nothing is loaded from elsewhere."""
-    write_text(path, evaluation_html(result))
 
 
 def evaluation_html(result: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """A run as one self-contained page: what came of it, where the time and money went, and everything to check it by."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -27,17 +26,11 @@ from flatout.reports.page import (
     tiles,
 )
 from flatout.reports.timeline_view import epoch_bars, estimate_table, ledger_bar, timeline
-from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_seconds, format_share, format_usd
 
 _STATUS = {"completed": "good", "running": "", "stopped": "warn"}
 _VERDICTS = {"trained": "good", "still improving": "warn", "too early": "", "unknown": ""}
 _MOST_QUARANTINED = 200
-
-
-def write_report_page(path: Path, details: Details) -> None:
-    """Whole or not at all; OSError where `path` cannot be written."""
-    write_text(path, report_page(details))
 
 
 def report_page(details: Details) -> str:

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from flatout.reports.page import csp_hash, printable
 from flatout.reports.plan_text import count_text, hours_text, interval_text, name_of
-from flatout.runs.directory import write_text
 from flatout.units import format_bytes, format_usd
 
 _STYLE = """
@@ -18,10 +16,6 @@ text-align:left}td.n{text-align:right;font-variant-numeric:tabular-nums}.dim{col
 tr.best td{background:#eef6ee}
 """
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 860, 420, 70, 50
-
-
-def write_plan_page(plan: Mapping[str, Any], path: Path) -> None:
-    write_text(path, plan_page(plan))
 
 
 def plan_page(plan: Mapping[str, Any]) -> str:

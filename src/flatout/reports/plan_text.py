@@ -86,9 +86,9 @@ def _change(change: Mapping[str, Any]) -> Text:
 
 def fit_text(found: Mapping[str, Any]) -> RenderableType:
     """Parts at the recipe's own batch, then what each card takes."""
-    parts = Table(title=f"{found['model']}, batch {found['batch']}, {found['precision']}", title_justify="left")
-    for name in ("part", "bytes"):
-        parts.add_column(name)
+    parts = Table(
+        "part", "bytes", title=f"{found['model']}, batch {found['batch']}, {found['precision']}", title_justify="left"
+    )
     for name, value in found["parts"].items():
         parts.add_row(name, format_bytes(value))
     cards = Table(title="largest batch", title_justify="left")

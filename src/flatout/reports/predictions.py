@@ -1,31 +1,15 @@
 """Alternatives side by side, and how well earlier predictions held."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from flatout.diagnosis.conformal import QUANTITIES, Outcome, interval_factors
+from flatout.diagnosis.conformal import QUANTITIES, Score, interval_factors
 from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.what_if import LEVEL, Prediction
 from flatout.units import format_bytes, format_seconds, format_usd
-
-
-class Scored(Protocol):
-    """A figure of a prediction beside the run that followed."""
-
-    @property
-    def made_in(self) -> str: ...
-    @property
-    def changes(self) -> Mapping[str, Any]: ...
-    @property
-    def run(self) -> str: ...
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def inside(self) -> bool: ...
-
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("step", "step", format_seconds),
@@ -64,7 +48,7 @@ def _change(prediction: Prediction, base: float) -> str:
     return "\n".join(lines)
 
 
-def scores_table(scores: Sequence[Scored]) -> Table:
+def scores_table(scores: Sequence[Score]) -> Table:
     """A row for each figure of a prediction that has a run."""
     table = Table(
         title="predictions and the runs that followed",
@@ -91,7 +75,7 @@ def scores_table(scores: Sequence[Scored]) -> Table:
     return table
 
 
-def coverage_lines(scores: Sequence[Scored]) -> list[str]:
+def coverage_lines(scores: Sequence[Score]) -> list[str]:
     """Of each quantity: how far off, how often inside, and how wide the next intervals will be for it."""
     factors, lines = interval_factors(each.outcome for each in scores), []
     for name in QUANTITIES:

@@ -11,6 +11,7 @@ from flatout.analysis.answers import answers, is_emulated
 from flatout.analysis.details import Details
 from flatout.config.tasks import metric_named
 from flatout.reports.page import printable
+from flatout.reports.values import grid
 from flatout.units import format_seconds, format_share
 
 _COLOURS = {
@@ -32,7 +33,8 @@ _LEGEND_COLUMNS = 2
 
 def render(details: Details, written: Mapping[str, str] | None = None) -> RenderableType:
     """Everything as one renderable, from the run's files alone; `written` are files to point at."""
-    files = _files(details, written or {})
+    places = {"run": str(details.run.directory), **(written or {})}
+    files = grid(((name, _text(place)) for name, place in places.items()), room=2)
     content = Group(*_headline(details), Text(), *_ledger(details), Text(), _answers(details), Text(), files)
     return Panel(content, title=_text(f"flatout: {details.run.name}"), title_align="left", padding=(1, 2))
 
@@ -102,11 +104,4 @@ def _answers(details: Details) -> Table:
     table.add_column()
     for question, answer in answers(details):
         table.add_row(Text(question, style="dim"), _text(answer))
-    return table
-
-
-def _files(details: Details, written: Mapping[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, place in {"run": str(details.run.directory), **written}.items():
-        table.add_row(Text(name, style="dim"), _text(place))
     return table

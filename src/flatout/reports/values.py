@@ -1,11 +1,23 @@
 """A value of summary.json or of a recipe as people read it; its key says what it is."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 from flatout.units import format_bits_per_second, format_bytes, format_seconds, format_usd
 
 _SHARES = ("top1", "top5", "busy_fraction", "utilization_mean", "cpu_mean")
+
+
+def grid(rows: Iterable[tuple[str, Text]], room: int = 3) -> Table:
+    """Names, dim, and beside them what they stand for; `room` cells between the two."""
+    drawn = Table.grid(padding=(0, room))
+    for name, value in rows:
+        drawn.add_row(Text(name, style="dim"), value)
+    return drawn
 
 
 def write_value(key: str, value: Any) -> str:

@@ -46,12 +46,3 @@ def survivors(outcomes: Sequence[JobOutcome], eta: int, higher_is_better: bool) 
     """Configurations that go on, best first. One that failed never does, so that there may be none."""
     best = ranked(outcomes, higher_is_better)[: keep(len(outcomes), eta)]
     return [each.configuration for each in best if each.value is not None and math.isfinite(each.value)]
-
-
-def epochs_trained(rungs: Sequence[int], configurations: int, eta: int) -> int:
-    """Of all configurations together, where none fails."""
-    trained, done = 0, 0
-    for epochs in rungs:
-        trained += configurations * (epochs - done)
-        configurations, done = keep(configurations, eta), epochs
-    return trained

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flatout.config.loading import load_config
-from flatout.cost import Usage, hourly_rate_usd, load_catalogue, rounded_lines, usage_cost
+from flatout.cost import Usage, hourly_rate_usd, load_catalogue, usage_cost
 from flatout.units import format_usd
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "cost.md"
@@ -117,7 +117,7 @@ def test_worked_example(story: str) -> None:
     assert ledger.total_usd == pytest.approx(example.total_usd, abs=1e-9)
     document = DOCUMENT.read_text(encoding="utf-8")
     assert format_usd(ledger.total_usd) in document
-    for line in rounded_lines(ledger):
+    for line in ledger.lines:
         assert format_usd(line.usd) in document, line.name
 
 

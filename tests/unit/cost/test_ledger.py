@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import fields
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.config.schema import CostConfig
-from flatout.cost import CostLine, Ledger, Usage, hourly_rate_usd, load_catalogue, rounded_lines, usage_cost
+from flatout.cost import CostLine, Ledger, Usage, hourly_rate_usd, load_catalogue, usage_cost
 from flatout.errors import ConfigError
-from flatout.units import format_usd
 
 SHIPPED = load_catalogue(None)
 HOUR = 3600.0
@@ -55,28 +53,6 @@ def test_lines_add_up_to_the_total(usage: Usage, cost: CostConfig) -> None:
     assert ledger.total_usd == math.fsum(line.usd for line in ledger.lines)
     assert all(line.usd == line.quantity * line.unit_price_usd for line in ledger.lines)
     assert len({line.name for line in ledger.lines}) == len(ledger.lines)
-
-
-@unhurried
-@given(ledgers, st.integers(0, 6))
-def test_rounded_lines_add_up_to_the_rounded_total(ledger: Ledger, decimals: int) -> None:
-    step = Decimal(1).scaleb(-decimals)
-    shown = [Decimal(f"{line.usd:.{decimals}f}") for line in rounded_lines(ledger, decimals)]
-    assert sum(shown) == Decimal(f"{ledger.lines_usd:.{decimals}f}")
-    for line, value in zip(ledger.lines, shown, strict=True):
-        assert abs(Decimal(line.usd) - value) < step
-
-
-@unhurried
-@given(ledgers)
-def test_lines_as_shown_add_up_to_the_total_as_shown(ledger: Ledger) -> None:
-    shown = [Decimal(format_usd(line.usd).strip("$").replace(",", "")) for line in rounded_lines(ledger)]
-    assert sum(shown) == Decimal(format_usd(ledger.total_usd).strip("$").replace(",", ""))
-
-
-def test_three_thirds_of_a_cent_are_one_cent() -> None:
-    ledger = Ledger(tuple(CostLine(name, 1, "each", 1.0, 1 + 0.01 / 3) for name in "abc"), "2026")
-    assert [line.usd for line in rounded_lines(ledger)] == [1.01, 1.0, 1.0]
 
 
 @unhurried

@@ -9,21 +9,19 @@ from hypothesis import strategies as some
 from flatout.errors import ConfigError
 from flatout.sweeping.budget import parse_budget
 from flatout.sweeping.drawing import draw
-from flatout.sweeping.halving import JobOutcome, epochs_trained, keep, ranked, rung_epochs, survivors
+from flatout.sweeping.halving import JobOutcome, keep, ranked, rung_epochs, survivors
 
 
 def test_rungs_of_eight_configurations() -> None:
     assert rung_epochs(16, 8, 2) == (2, 4, 8, 16)
-    assert epochs_trained((2, 4, 8, 16), 8, 2) == 8 * 2 + 4 * 2 + 2 * 4 + 1 * 8
     assert rung_epochs(2, 8, 2) == (1, 2)  # too short for four cuts
 
 
 @given(some.integers(1, 200), some.integers(1, 100), some.integers(2, 5))
-def test_rungs_ascend_to_the_end_and_never_cost_more_than_all(epochs: int, count: int, eta: int) -> None:
+def test_rungs_ascend_to_the_end(epochs: int, count: int, eta: int) -> None:
     rungs = rung_epochs(epochs, count, eta)
     assert list(rungs) == sorted(set(rungs))
     assert (rungs[0] >= 1, rungs[-1]) == (True, epochs)
-    assert epochs_trained(rungs, count, eta) <= count * epochs
 
 
 @given(some.lists(some.one_of(some.none(), some.floats(allow_nan=True)), min_size=1, max_size=30), some.booleans())

@@ -39,8 +39,6 @@ _EXTENSIONS = {
 }
 _COPY_NAME = re.compile(r"(?i)^copy of .|.(?: ?\(\d{1,3}\)|[ _-]+copy(?: ?\d+| ?\(\d+\))?)$")
 
-"""AuditFinding -> severity, what it counts, what to do; in the order of a report."""
-
 
 @dataclass(frozen=True)
 class Example:

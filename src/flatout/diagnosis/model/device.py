@@ -17,9 +17,6 @@ class DeviceTime:
         seconds = self.base_seconds * accumulate + self.seconds_per_sample * batch
         return seconds * (1 + self.forward_share) if checkpointing else seconds
 
-    def samples_per_second(self, batch: float) -> float:
-        return batch / self.step_seconds(batch)
-
 
 def fit_device_time(points: Sequence[tuple[float, float]], forward_share: float = 1 / 3) -> DeviceTime:
     """Least squares over (batch, seconds); one point alone is taken as proportional, which is the cautious guess

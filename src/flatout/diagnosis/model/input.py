@@ -29,7 +29,6 @@ class Loading:
     """Further threads that only wait for the store, so that workers only decode; 0 where workers do both."""
     storage_bytes_per_second: float = math.inf
     """What the store, the disk or the link gives to all of them together."""
-    storage_requests_per_second: float = math.inf
 
 
 def fetch_seconds(batch: float, costs: PreparationCosts, in_flight: float) -> float:
@@ -37,9 +36,9 @@ def fetch_seconds(batch: float, costs: PreparationCosts, in_flight: float) -> fl
     return batch * (costs.latency_seconds / max(1.0, in_flight) + costs.bytes / costs.stream_bytes_per_second)
 
 
-def batch_seconds(batch: float, costs: PreparationCosts, in_flight: float = 1.0) -> float:
+def batch_seconds(batch: float, costs: PreparationCosts) -> float:
     """L: one worker's time for one batch, fetch and decode one after the other."""
-    return fetch_seconds(batch, costs, in_flight) + batch * costs.decode_seconds
+    return fetch_seconds(batch, costs, 1.0) + batch * costs.decode_seconds
 
 
 def batches_per_second(batch: float, costs: PreparationCosts, loading: Loading) -> float:
@@ -48,7 +47,6 @@ def batches_per_second(batch: float, costs: PreparationCosts, loading: Loading) 
     fetch = fetch_seconds(batch, costs, loading.in_flight)
     limits = [
         loading.storage_bytes_per_second / (batch * costs.bytes) if costs.bytes else math.inf,
-        loading.storage_requests_per_second / batch,
         loading.cores / decode if decode else math.inf,
     ]
     if loading.fetchers:

@@ -1,6 +1,5 @@
-"""Device memory: m0 + B m1 rho, from two measured batches."""
+"""Device memory: m0 + B m1 rho."""
 
-import math
 from dataclasses import dataclass
 
 CONTEXT_BYTES = 600_000_000
@@ -29,20 +28,3 @@ class MemoryUse:
     def peak_bytes(self, batch: float, checkpointing: bool = False) -> float:
         share = self.checkpointed_share if checkpointing else 1.0
         return self.fixed_bytes + batch * self.bytes_per_sample * share
-
-    def largest_batch(self, limit_bytes: float, checkpointing: bool = False) -> int:
-        """The largest batch that fits; 0 where not even the weights do."""
-        share = self.checkpointed_share if checkpointing else 1.0
-        room = limit_bytes - self.fixed_bytes
-        return max(0, math.floor(room / (self.bytes_per_sample * share))) if self.bytes_per_sample > 0 else 0
-
-
-def fit_memory(small: tuple[float, float], large: tuple[float, float]) -> MemoryUse:
-    """From (batch, peak bytes) at two batch sizes."""
-    slope = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
-    return MemoryUse(max(0.0, small[1] - slope * small[0]), slope)
-
-
-def checkpointed_share(plain_bytes: float, checkpointed_bytes: float, fixed_bytes: float) -> float:
-    """rho from two peaks at the same batch."""
-    return (checkpointed_bytes - fixed_bytes) / (plain_bytes - fixed_bytes)

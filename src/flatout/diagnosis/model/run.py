@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from flatout.cost import Ledger, Usage
 from flatout.diagnosis.model.interval import ZERO, Interval, propagate
 
-UNEXPLAINED_SHARE = 0.05
-"""Of the measured time: more than this and the model has no business giving a verdict."""
-
 
 @dataclass(frozen=True)
 class RunParts:
@@ -20,7 +17,6 @@ class RunParts:
     """Of the mean epoch: the last may be cut short."""
     epochs: int
     startup: Interval = ZERO
-    staging: Interval = ZERO
     cold_extra: Interval = ZERO
     """What the first epoch takes longer than the others."""
     epoch_gap: Interval = ZERO
@@ -33,7 +29,7 @@ class RunParts:
         return self.step * self.steps_per_epoch + self.epoch_gap
 
     def run_seconds(self) -> Interval:
-        return self.startup + self.staging + self._epochs_seconds()
+        return self.startup + self._epochs_seconds()
 
     def whole_epoch_seconds(self) -> Interval:
         """A mean one with its validation, checkpoints and share of what the first takes longer."""
@@ -49,26 +45,15 @@ def run_usd(seconds: Interval, usage_after: Callable[[float], Usage], price: Cal
     return propagate(lambda after: price(usage_after(after)).lines_usd, seconds)
 
 
-def break_even_epochs(
-    first: float, warm_remote: float, local: float, copy: float, second: float | None = None
-) -> int | None:
+def break_even_epochs(first: float, warm_remote: float, local: float, copy: float) -> int | None:
     """From how many epochs on copying first costs less; None where it never does. In seconds or in dollars alike.
 
-    `first` and `second` are the first two epochs read remotely, `warm_remote` each later one.
+    `first` is the first epoch read remotely, `warm_remote` each later one.
     """
     per_epoch = warm_remote - local
     if per_epoch <= 0:
         return None
-    head = first + (second if second is not None else warm_remote)
-    behind = copy + 2 * local - head
-    return max(1, 2 + math.ceil(behind / per_epoch)) if behind > 0 else _within_two(first, local, copy)
-
-
-def _within_two(first: float, local: float, copy: float) -> int:
+    behind = copy + 2 * local - first - warm_remote
+    if behind > 0:
+        return max(1, 2 + math.ceil(behind / per_epoch))
     return 1 if copy + local < first else 2
-
-
-def unexplained_seconds(expected: Interval, measured: float) -> float:
-    """What was measured beyond the upper bound of what the parts explain; 0 where that is a small share of it."""
-    beyond = measured - expected.high
-    return beyond if beyond > UNEXPLAINED_SHARE * measured else 0.0

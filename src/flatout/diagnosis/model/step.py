@@ -7,11 +7,9 @@ VARIABLE_CV = 0.3
 """Above this coefficient of variation a maximum of means is wrong and measured times are replayed."""
 
 
-def step_seconds(
-    device: float, exposed_communication: float, loading: float, copy: float = 0.0, residual: float = 0.0
-) -> float:
-    """S = max(G + X, 1 / rate) + exposed copy + residual; `loading` is 1 / rate."""
-    return max(device + exposed_communication, loading) + copy + residual
+def step_seconds(device: float, exposed_communication: float, loading: float) -> float:
+    """S = max(G + X, 1 / rate); `loading` is 1 / rate."""
+    return max(device + exposed_communication, loading)
 
 
 def replay(load_seconds: Sequence[float], device_seconds: float, workers: int, prefetch: int) -> float:

@@ -2,49 +2,12 @@
 
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Protocol, cast
 
 from flatout import plugins
 from flatout.diagnosis.finding import Finding, Fix
-from flatout.diagnosis.rules import (
-    augment_bound,
-    bursty_loading,
-    busy_host,
-    checkpoint_time,
-    cold_epoch,
-    cold_producers,
-    copy_time,
-    crowded,
-    decode_bound,
-    disk_cap,
-    epoch_start,
-    exposed_communication,
-    failed,
-    few_workers,
-    host_time,
-    hot_clock,
-    learning,
-    memory_full,
-    memory_growth,
-    memory_headroom,
-    needless_checkpointing,
-    no_workers,
-    optimizer_time,
-    port_speed,
-    prediction_off,
-    retries,
-    slow_fetch,
-    small_batch,
-    small_shared_cache,
-    spot_price,
-    startup_time,
-    starved_producers,
-    straggler,
-    throttling,
-    too_many_nodes,
-    unattributed,
-    validation_time,
-)
 from flatout.diagnosis.signals import Signals
 from flatout.errors import ConfigError
 
@@ -55,45 +18,8 @@ class Rule(Protocol):
     def __call__(self, signals: Signals) -> Finding | None: ...
 
 
-RULES: tuple[Rule, ...] = (
-    augment_bound.find,
-    bursty_loading.find,
-    busy_host.find,
-    checkpoint_time.find,
-    cold_epoch.find,
-    cold_producers.find,
-    copy_time.find,
-    crowded.find,
-    decode_bound.find,
-    disk_cap.find,
-    epoch_start.find,
-    exposed_communication.find,
-    failed.find,
-    few_workers.find,
-    host_time.find,
-    hot_clock.find,
-    learning.find,
-    memory_full.find,
-    memory_growth.find,
-    memory_headroom.find,
-    needless_checkpointing.find,
-    no_workers.find,
-    optimizer_time.find,
-    port_speed.find,
-    prediction_off.find,
-    retries.find,
-    slow_fetch.find,
-    small_batch.find,
-    small_shared_cache.find,
-    spot_price.find,
-    startup_time.find,
-    starved_producers.find,
-    straggler.find,
-    throttling.find,
-    too_many_nodes.find,
-    unattributed.find,
-    validation_time.find,
-)
+RULES: tuple[Rule, ...] = tuple(import_module(f"{__name__}.{each.name}").find for each in iter_modules(__path__))
+"""`find` of every file of this folder, by name."""
 
 
 def all_rules() -> Iterator[Rule]:
