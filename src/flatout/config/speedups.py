@@ -19,7 +19,7 @@ _STRIDE, _STRIDE_OF_SMALL_STEM = 32, 8  # from pixels to the places of the last 
 _OPTIMIZER_KEYS = ("optimizer", "optimizer_options", "lr", "momentum", "beta2", "weight_decay", "groups", "layer_decay")
 _MUON_RATE, _MUON_BATCH = 0.01, 128  # Adam's scaling: with the root of the batch
 _MUON = {"momentum": 0.95, "weight_decay": 0.01}
-_LEAST_PLACES = 1.5  # there, along a side: with one, filters of 3x3 see nothing but padding around it
+_LEAST_PLACES = 2  # there, along a side: with fewer, filters of 3x3 see little but the padding around
 
 
 @dataclass(frozen=True)
