@@ -60,17 +60,17 @@ class BatchClock:
         self.decode_seconds = 0.0
         """CPU time inside decoders."""
 
-    def measure(self, fetch: Callable[[], Any]) -> tuple[Any, dict[str, float], float]:
+    def measure(self, fetch: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float], float]:
         """The batch, seconds of each stage, and when it began (of time.perf_counter)."""
         self.collate_seconds = self.decode_seconds = 0.0
         if self._until_look:  # without what it waited for a core, which is blocked time then
             self._until_look -= 1
             ran, start = time.thread_time(), time.perf_counter()
-            batch = fetch()
+            batch = fetch(*args)
             wall, ran, waited = time.perf_counter() - start, time.thread_time() - ran, 0.0
         else:
             (ran, waited), start = self._thread.read(), time.perf_counter()
-            batch = fetch()
+            batch = fetch(*args)
             wall, (ran_now, waited_now) = time.perf_counter() - start, self._thread.read()
             ran, waited = ran_now - ran, waited_now - waited
             self._until_look = _LOOK_EVERY - 1
@@ -90,11 +90,14 @@ def split_stages(wall: float, ran: float, waited: float, decoded: float, collate
     return {"fetch": fetch, "decode": decode, "augment": work - decode, "collate": min(collated, wall)}
 
 
+os.register_at_fork(after_in_child=lambda: _local.__dict__.clear())  # the thread is another one then
+
+
 def clock_of_thread() -> BatchClock:
-    """After a fork the thread is another one."""
-    if getattr(_local, "pid", None) != os.getpid():
-        _local.pid, _local.clock = os.getpid(), BatchClock()
-    clock: BatchClock = _local.clock
+    try:
+        clock: BatchClock = _local.clock
+    except AttributeError:
+        clock = _local.clock = BatchClock()
     return clock
 
 

@@ -287,7 +287,8 @@ class ScriptLedger:
 
     def _take_lines(self) -> list[str]:
         told = [self._events.popleft() for _ in range(len(self._events))]
-        return [each if isinstance(each, str) else self._step_line(each) for each in told]
+        origin_unix = time.time() - time.perf_counter()
+        return [each if isinstance(each, str) else self._step_line(each, origin_unix) for each in told]
 
     def close(self, ended: dict[str, Any]) -> None:
         """When the process ends by itself."""
@@ -326,15 +327,14 @@ class ScriptLedger:
         told = f"process {os.getpid()} trains beside rank 0, outside of a process group: only rank 0 is recorded\n"
         (self.run / FOLDER / f"missing-{os.getpid()}.txt").write_text(told)
 
-    def _step_line(self, step: RecordedStep) -> str:
+    def _step_line(self, step: RecordedStep, origin_unix: float) -> str:
         """One of `event`; written out because it is told of every step."""
         work = step.work
-        unix = time.time() - (time.perf_counter() - step.end)
         return (
             f'{{"step": {{"attempt": {self._attempt}, "epoch": {step.epoch}, "batch_index": {step.batch_index}, '
             f'"samples": {work.samples}, "loss": {_as_json(step.loss)}, '
             f'"learning_rate": {_as_json(step.learning_rate)}, "step_seconds": {step.seconds:.7f}, '
-            f'"data_wait_seconds": {work.wait_seconds:.7f}, "time_unix": {unix:.3f}, '
+            f'"data_wait_seconds": {work.wait_seconds:.7f}, "time_unix": {origin_unix + step.end:.3f}, '
             f'"microbatches": {work.fetches or work.backwards}}}}}\n'
         )
 

@@ -1,7 +1,6 @@
 """What is known of one DataLoader of the script: does it feed training, which epoch is it in, whose batch was whose."""
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,9 +128,8 @@ def batch_shape(batch: Any, depth: int = 0) -> Any:
     if shape is not None:
         return shape
     if depth < 4:
-        inner = batch.values() if isinstance(batch, Mapping) or hasattr(batch, "values") else batch
-        if isinstance(batch, Mapping | list | tuple) or hasattr(batch, "values"):
-            for each in inner() if callable(inner) else inner:
-                if found := batch_shape(each, depth + 1):
-                    return found
+        inner = batch if isinstance(batch, (list, tuple)) else getattr(batch, "values", tuple)
+        for each in inner() if callable(inner) else inner:
+            if found := batch_shape(each, depth + 1):
+                return found
     return ()

@@ -114,24 +114,28 @@ class Hooks:
                 ledger.end_part("optimizer")
                 return
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-            ledger.end_optimizer(id(optimizer), rate if isinstance(rate, float | int) else None)
+            ledger.end_optimizer(id(optimizer), rate if isinstance(rate, (float, int)) else None)
 
     # ---- modules: the outermost call. A global hook would cost every inner module its fast path, and be traced
 
     def _hook_modules(self) -> None:
         original = torch.nn.Module.__call__
         plain = original.__code__.co_names == ("_compiled_call_impl", "_call_impl")  # else another's patch, or torch
+        inside = False  # as ledger.inside, which is further away: every inner module asks
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            ledger = self.ledger
+            nonlocal inside
+            ledger = None if inside else self.ledger
             if ledger is None or ledger.inside or _get_ident() != ledger.thread or torch.compiler.is_compiling():
                 if plain and module._compiled_call_impl is None:  # what `original` does: inner modules have no detour
                     return module._call_impl(*args, **kwargs)
                 return original(module, *args, **kwargs)
             ledger.begin_call(module, args or kwargs, _is_grad_enabled())
             try:
+                inside = True
                 return original(module, *args, **kwargs)
             finally:
+                inside = False
                 ledger.end_call()
 
         self._patch(torch.nn.Module, "__call__", lambda _: call)
@@ -223,7 +227,7 @@ class Hooks:
             if worker is None and ledger is None:
                 return original(fetcher, index)
             patch_decoders(self._decoders)
-            batch, stages, start = clock_of_thread().measure(lambda: original(fetcher, index))
+            batch, stages, start = clock_of_thread().measure(original, fetcher, index)
             if ledger is not None:
                 ledger.fetched_here(stages, start)
             elif worker is not None:
@@ -297,7 +301,7 @@ class _ToldToWorkers:
 
 def _value_at_hand(tensors: Any) -> float | None:
     """The loss, where reading it waits for nothing and nobody: not of a device, nor of a tensor that ranks share."""
-    loss = tensors[0] if isinstance(tensors, tuple | list) and tensors else tensors
+    loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
     if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
         return None
     try:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(slots=True)
 class StepWork:
     """Since the last optimizer step."""
 
@@ -16,7 +16,7 @@ class StepWork:
     backwards: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class RecordedStep:
     """One finished step. Times are of time.perf_counter."""
 

@@ -52,7 +52,7 @@ def _parse(values: dict[str, Any]) -> AttemptStart | SpanRow:
     if "attempt" in values and "name" not in values:
         return AttemptStart(int(values["attempt"]), float(values["started_unix"]))
     lane, start, seconds = str(values.get("lane", "")), float(values["start"]), float(values.get("seconds", 0.0))
-    own = float(values.get("own", seconds) if lane else values["own"])
+    own = float(values.get("own", seconds))
     value = None if values.get("value") is None else float(values["value"])
     if not (0 <= start <= _MOST_SECONDS and 0 <= seconds <= _MOST_SECONDS and abs(own) <= _MOST_SECONDS):
         raise ValueError("not a time since the start of an attempt")

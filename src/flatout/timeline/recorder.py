@@ -34,7 +34,7 @@ PARTS = (
 _FLUSH_SECONDS = 1.0
 _DETAILED_LINES = 100_000  # of an attempt; after them, short spans of the same name are one line for each flush
 _SHORT_SECONDS = 0.1
-_LOOK_SECONDS = 0.001  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
+_LOOK_SECONDS = 0.002  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
 _WAITED_SECONDS = 0.0001  # what is less is not written
 _ON_DEVICE = frozenset({"copy", "forward", "backward", "optimizer"})
 _Lane = tuple[str, str, int, float, float]
@@ -288,11 +288,12 @@ class Recorder:
     def _line(
         self, name: str, step: int, start: float, seconds: float, own: float, waited: float, count: int = 1
     ) -> str:
+        inner = "" if own == seconds else f',"own":{own:.6f}'
         many = f',"count":{count}' if count > 1 else ""
         queued = f',"core_wait":{waited:.6f}' if waited >= _WAITED_SECONDS else ""
         return (
             f'{{"name":"{name}","step":{step},"start":{start - self._origin:.6f},'
-            f'"seconds":{seconds:.6f},"own":{own:.6f}{queued}{many}}}\n'
+            f'"seconds":{seconds:.6f}{inner}{queued}{many}}}\n'
         )
 
     def _as_text(self, line: str | _Lane | tuple[str, int, float, float, float, float]) -> str:
