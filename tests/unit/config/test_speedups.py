@@ -159,11 +159,11 @@ def test_sides_grow_to_the_whole_and_leave_the_last_layers_something(
     ("model", "sizes"),
     [
         ({}, {0: 32, 6: 48, 11: 64}),
-        ({"stem": "standard"}, {}),
-        ({"name": "timm:resnet18"}, {}),
+        ({"stem": "standard"}, None),
+        ({"name": "timm:resnet18"}, None),
     ],
 )
-def test_how_small_pictures_begin_depends_on_the_model(model: dict[str, str], sizes: dict[int, int]) -> None:
+def test_how_small_pictures_begin_depends_on_the_model(model: dict[str, str], sizes: dict[int, int] | None) -> None:
     assert load_config({**AUTO, "model": model}).config.views["train-64"].sizes == sizes
 
 
