@@ -17,7 +17,7 @@ TINY = Size(width=16, layers=1, heads=2, hidden=24)
 def example(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(rows)
     hidden, weight = torch.randn(rows, 8, dtype=dtype), torch.randn(30, 8, dtype=dtype)
-    return hidden.requires_grad_(), weight.requires_grad_(), torch.randint(0, 30, (rows,))
+    return hidden.requires_grad_(), weight.requires_grad_(), torch.randint(PAD + 1, 30, (rows,))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -28,10 +28,11 @@ def test_loss_and_gradients_are_those_of_torch(
 ) -> None:
     monkeypatch.setattr(output_loss, "_ROWS", 4)
     hidden, weight, labels = example(rows, dtype)
-    loss = OutputLoss.apply(hidden, weight, labels, smoothing)
+    labels[1::3] = PAD
+    loss = OutputLoss.apply(hidden, weight, labels, smoothing, PAD)
     (3 * loss).backward()
     wide, classes = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
-    expected = F.cross_entropy(wide @ classes.t(), labels, label_smoothing=smoothing)
+    expected = F.cross_entropy(wide @ classes.t(), labels, ignore_index=PAD, label_smoothing=smoothing)
     (3 * expected).backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=near)

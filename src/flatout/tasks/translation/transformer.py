@@ -217,11 +217,9 @@ class Transformer(nn.Module):
         return F.linear(self.decoder_norm(x), self.embedding.weight)
 
     def _loss(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        rows = (labels != PAD).flatten().nonzero()[:, 0]
-        hidden, weight = self.decoder_norm(x).flatten(0, 1).index_select(0, rows), self.embedding.weight
+        hidden, weight = self.decoder_norm(x).flatten(0, 1), self.embedding.weight
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
-        wanted = labels.flatten()[rows]
-        loss: Tensor = OutputLoss.apply(hidden.to(dtype), weight.to(dtype), wanted, smoothing)  # type: ignore[no-untyped-call]
+        loss: Tensor = OutputLoss.apply(hidden.to(dtype), weight.to(dtype), labels.flatten(), smoothing, PAD)  # type: ignore[no-untyped-call]
         return loss
 
     def _run(self, layer: nn.Module, *inputs: Tensor | None) -> Tensor:
@@ -252,8 +250,8 @@ def sinusoids(positions: int, width: int) -> Tensor:
 
 
 def _mixed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Without dropout inside: torch's fast kernels for CPUs have none. In bf16 their backward takes six times as long
-    as in fp32, so on a CPU attention itself is in fp32."""
+    """Without dropout inside: torch's fast kernels for CPUs have none. In bf16 their backward takes three to six times
+    as long as in fp32, so on a CPU attention itself is in fp32."""
     narrow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
     if narrow:
         query, keys, values = query.float(), keys.float(), values.float()
