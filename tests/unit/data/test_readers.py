@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -72,6 +74,24 @@ def test_files_of_a_mount_are_read_many_at_once(tmp_path: Path, monkeypatch: pyt
     assert expected(mounted, 0) == before
     monkeypatch.setattr(readers, "read_source", read_together)
     assert len(mounted.split.locate(np.arange(8))) == 8
+
+
+HANGS = """
+import sys, threading, numpy as np
+from flatout.data.source import readers
+from flatout.data.source.readers import ObjectReader
+from flatout.storage import open_store
+asked = threading.Event()
+readers.is_fuse_mount = lambda path: "fuse.rclone"
+readers.read_source = lambda source: (asked.set(), threading.Event().wait())
+mounted = ObjectReader(open_store(sys.argv[1]), ("a",), np.array([1]))
+threading.Thread(target=mounted.locate, args=(np.array([0]),), daemon=True).start()
+assert asked.wait(60)
+"""
+
+
+def test_a_mount_that_never_answers_keeps_no_process_from_ending(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", HANGS, str(tmp_path)], timeout=120, check=False).returncode == 0
 
 
 def test_a_tar_that_is_moved_is_still_read_and_pickles(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Where the bytes of samples come from. Readers nest: a cache reads from a stage, a stage from a store."""
 
 import os
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, cached_property
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol, overload
 
 import numpy as np
@@ -23,6 +25,7 @@ from flatout.units import format_bytes
 _FILES_OF_MOUNTS_AT_ONCE = 16
 Rows = NDArray[np.int64]
 Source = str | bytes | memoryview  # a path to open, or the bytes themselves
+Answer = bytes | memoryview | StorageError
 
 
 class FilesIn(NamedTuple):
@@ -94,7 +97,7 @@ def _too_large(name: str, size: int) -> ObjectTooLarge:
     return ObjectTooLarge(f"{name} has {format_bytes(size)}; a picture has at most {most}, and no more is read")
 
 
-def read_source(source: Source | StorageError) -> bytes | memoryview | StorageError:
+def read_source(source: Source | StorageError) -> Answer:
     """The bytes of a source; a path is read."""
     if not isinstance(source, str):
         return source
@@ -126,7 +129,7 @@ class ObjectReader:
             names, offsets = self._packed_names
             files = FilesIn(self.store.folder(), names)
             found = Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
-            return list(_readers_of_mounts(os.getpid()).map(read_source, found)) if self.on_mount else found
+            return _mount_readers(os.getpid()).read(found) if self.on_mount else found
         if isinstance(self.store, MemberStore) and (found := self._members(self.store, rows)) is not None:
             return found
         return self._read_many(rows)
@@ -192,11 +195,35 @@ class ObjectReader:
         return counters_of(self.store)
 
 
+class _MountReaders:
+    """A file of a mount takes as long to open as a request to a store: read one after the other, as compiled code reads
+    them, they keep everybody waiting. Daemon threads: a mount that never answers keeps no process from ending."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[Future[Answer], Source | StorageError]] = SimpleQueue()
+        for number in range(_FILES_OF_MOUNTS_AT_ONCE):
+            threading.Thread(target=self._work, name=f"flatout-read {number}", daemon=True).start()
+
+    def read(self, sources: Sequence[Source | StorageError]) -> list[Answer]:
+        futures: list[Future[Answer]] = [Future() for _ in sources]
+        for asked in zip(futures, sources, strict=True):
+            self._asked.put(asked)
+        return [future.result() for future in futures]
+
+    def _work(self) -> None:
+        while True:
+            future, source = self._asked.get()
+            try:
+                future.set_result(read_source(source))
+            except BaseException as error:  # of any kind: who asked is told
+                future.set_exception(error)
+            del future, source  # else this thread would keep the bytes until it is asked again
+
+
 @cache
-def _readers_of_mounts(process: int) -> ThreadPoolExecutor:
-    """Of this process, a fork included. A file of a mount takes as long to open as a request to a store: read one after
-    the other, as compiled code reads them, they keep everybody waiting."""
-    return ThreadPoolExecutor(_FILES_OF_MOUNTS_AT_ONCE, thread_name_prefix="flatout-read")
+def _mount_readers(process: int) -> _MountReaders:
+    """Of this process: threads do not survive a fork."""
+    return _MountReaders()
 
 
 def pack_paths(names: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
