@@ -128,8 +128,8 @@ class ObjectReader:
         if isinstance(self.store, FolderStore):
             names, offsets = self._packed_names
             files = FilesIn(self.store.folder(), names)
-            found = Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
-            return _mount_readers(os.getpid()).read(found) if self.on_mount else found
+            listed = Extents([files], np.zeros(len(rows), np.int32), offsets[rows], self.lengths[rows])
+            return _mount_readers(os.getpid()).read(listed) if self.on_mount else listed
         if isinstance(self.store, MemberStore) and (found := self._members(self.store, rows)) is not None:
             return found
         return self._read_many(rows)
