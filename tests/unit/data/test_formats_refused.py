@@ -260,6 +260,8 @@ def test_a_devkit_that_is_damaged(tmp_path: Path) -> None:
     [
         ({"version": 1}, "is not an index of MDS shards of version 2"),
         ({"shards": [{"column_names": ["x"], "column_encodings": ["int"], "column_sizes": [8]}]}, "and no image"),
+        ({"shards": [{"column_names": ["x"], "column_encodings": ["int"], "column_sizes": [[8]]}]}, "expected a whole"),
+        ({"shards": [{"column_names": ["x"], "column_encodings": [{}], "column_sizes": [8]}]}, "expected text"),
     ],
 )
 def test_an_mds_index_of_something_else(tmp_path: Path, change: dict[str, object], says: str) -> None:

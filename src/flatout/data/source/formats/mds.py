@@ -16,11 +16,13 @@ from flatout.data.source.formats.numbered import class_names, listed_classes
 from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.layouts import Layout
 from flatout.errors import DataError
+from flatout.untrusted import blamed_as, check_shape
 
 INDEX = "index.json"
 _IMAGE_ENCODINGS = ("jpeg", "png", "bytes")
 _BITS = (8, 16, 32, 64)
 _NUMBERS = {"int": "<i8"} | {f"int{n}": f"<i{n // 8}" for n in _BITS} | {f"uint{n}": f"<u{n // 8}" for n in _BITS}
+_COLUMNS = {"column_names": ["text"], "column_encodings": ["text"], "column_sizes": ["count"]}
 _HEAD_BYTES = 256  # of a sample: enough for the sizes of 60 columns
 _ENDINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
 
@@ -86,7 +88,9 @@ def _shards(listing: Listing, index: str) -> list[dict[str, object]]:
 
 
 def _columns(shard: dict[str, object], wanted: str | None, where: str) -> ShardColumns:
-    names, encodings, sizes = (shard.get(f"column_{key}") for key in ("names", "encodings", "sizes"))
+    with blamed_as(DataError):
+        check_shape(shard, _COLUMNS, where)
+    names, encodings, sizes = (shard.get(name) for name in _COLUMNS)
     if not (isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list)):
         raise DataError(f"{where} does not say its columns; write it again with MDSWriter")
     if not len(names) == len(encodings) == len(sizes) <= _HEAD_BYTES // 4:
