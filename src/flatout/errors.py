@@ -44,7 +44,7 @@ class StorageError(FlatoutError):
 
 
 class DamagedArchive(StorageError):
-    """A tar that is not whole, or that no honest program wrote."""
+    """A tar or an index that is not whole, or that no honest program wrote."""
 
     exit_code = 2
 

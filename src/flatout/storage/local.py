@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flatout.errors import AccessDenied, ObjectMissing, StorageError
+from flatout.errors import AccessDenied, DamagedArchive, ObjectMissing, StorageError
 from flatout.machine.files import OpenFile
 from flatout.storage.locators import LOCATOR_BYTES, file_locator
 from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
+from flatout.units import format_bytes
 
 _FEW_FOLDERS = 16  # are listed without threads, whose stacks take memory
+_MOST_WHOLE_BYTES = 2**32  # the index of a pack of ten million samples has 1 GB
 Identity = tuple[int, int]
 """Numbers of a file system and of a file or folder on it."""
 _LISTED_AT_ONCE = 4  # folders: a network file system answers several at once, and compiled listing uses all cores
@@ -223,6 +225,9 @@ class TarStore:
 
 def read_at(file: int, offset: int, object_bytes: int, wanted: Range, root: str) -> bytes | StorageError:
     """Exactly the bytes asked for of an object that begins at `offset`, or why not."""
+    if wanted.length is None and object_bytes > _MOST_WHOLE_BYTES:  # the file may be sparse, and take no disk
+        has = f"has {format_bytes(object_bytes)}, limit {format_bytes(_MOST_WHOLE_BYTES)}"
+        return DamagedArchive(f"{root}: {wanted.name!r} {has} for what is read whole; it was damaged, copy it again")
     end = object_bytes if wanted.length is None else wanted.start + wanted.length
     if not 0 <= wanted.start <= end <= object_bytes:
         return outside_error(f"{root}: {wanted.name!r}", wanted, object_bytes)
