@@ -13,6 +13,7 @@ from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheCh
 from flatout.diagnosis.machine_share import MachineShare, share_of
 from flatout.diagnosis.model.device import DeviceTime, fit_device_time
 from flatout.diagnosis.signals import Signals
+from flatout.errors import RunDirectoryError
 from flatout.runs.steps import StepRow
 
 _CONTENTION = 0.08
@@ -295,7 +296,10 @@ def _samples_per_epoch(signals: Signals) -> int:
     totals: dict[int, int] = {}
     for step in signals.steps:
         totals[step.epoch] = totals.get(step.epoch, 0) + step.samples
-    return max(totals.values(), default=signals.recipe.batch_size)
+    most = max(totals.values(), default=signals.recipe.batch_size)
+    if most <= 0:
+        raise RunDirectoryError("by the records of this run its steps have no samples; they are damaged, train again")
+    return most
 
 
 def _step_error(steps: tuple[StepRow, ...]) -> float:

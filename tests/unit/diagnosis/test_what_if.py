@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.device import DeviceTime
 from flatout.diagnosis.what_if import predict, staging_break_even, with_residual
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, RunDirectoryError
 
 JOB = Calibration(
     settings=Settings(batch_size=64, workers=1, epochs=10),
@@ -180,3 +180,9 @@ def test_steps_that_vary_by_more_than_themselves_have_an_interval_all_the_same()
     prediction = predict(replace(JOB, step_error=3.0), {})
     assert 0 < prediction.step.low < prediction.step.value
     assert prediction.samples_per_second.high < float("inf")
+
+
+def test_steps_without_samples_calibrate_nothing() -> None:
+    empty = tuple(step._replace(samples=0) for step in steps())
+    with pytest.raises(RunDirectoryError, match="have no samples"):
+        calibrate(signals(steps=empty), Settings(batch_size=64, workers=1, epochs=4))
