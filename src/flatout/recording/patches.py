@@ -125,14 +125,16 @@ class Hooks:
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
-            ledger = None if inside else self.ledger
+            if inside and module._compiled_call_impl is None:  # what `original` does: inner modules have no detour
+                return module._call_impl(*args, **kwargs)
+            ledger = self.ledger
             if ledger is None or ledger.inside or _get_ident() != ledger.thread or torch.compiler.is_compiling():
-                if plain and module._compiled_call_impl is None:  # what `original` does: inner modules have no detour
+                if plain and module._compiled_call_impl is None:
                     return module._call_impl(*args, **kwargs)
                 return original(module, *args, **kwargs)
             ledger.begin_call(module, args or kwargs, _is_grad_enabled())
             try:
-                inside = True
+                inside = plain
                 return original(module, *args, **kwargs)
             finally:
                 inside = False
