@@ -41,6 +41,8 @@ class ScriptSignals:
     """Of `other`: after the script's last line."""
     debugging: tuple[str, ...] = ()
     """What of torch's help for finding mistakes was on while it trained."""
+    threads_spin: bool = False
+    """Compute threads that wait for each other keep their cores."""
 
     def hottest(self, *parts: str) -> HotLine | None:
         return next((line for line in self.lines if line.part in parts), None)
@@ -76,6 +78,7 @@ def read_script(summary: Mapping[str, Any]) -> ScriptSignals | None:
         tuple(sorted(lines, key=lambda line: -line.samples)),
         number(recorded.get("exit_seconds")) or 0.0,
         tuple(str(each) for each in on) if isinstance(on := recorded.get("debugging"), list) else (),
+        recorded.get("threads_spin") is True,
     )
 
 

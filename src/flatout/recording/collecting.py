@@ -12,6 +12,7 @@ import yaml
 from flatout.config.schema import CostConfig
 from flatout.cost import load_catalogue, run_usage, usage_cost
 from flatout.recording.files import FOLDER, Tail
+from flatout.recording.launching import threads_spin
 from flatout.recording.summing import describe_config, loading_totals, summarise, whole_parts
 from flatout.recording.told import RankTold, RowTotals, take_rows, with_source
 from flatout.recording.watching import Watch
@@ -182,6 +183,7 @@ class Collector:
             "lines": with_source(ranks[0].lines) if ranks else [],
             "exit_seconds": self._exit_seconds,
             "debugging": ranks[0].debugging if ranks else [],
+            "threads_spin": threads_spin(),
             "missing": self._missing(),
             "last_seen": self.was_doing() if status == "failed" else {},
         }

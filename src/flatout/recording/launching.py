@@ -14,14 +14,14 @@ from flatout.errors import UserError
 
 _INJECT = Path(__file__).parent / "inject"
 _UPDATE_SECONDS = 2.0
+_WAITING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
 def recorded_environment(run: Path, environment: Mapping[str, str], at_start: Mapping[str, str]) -> dict[str, str]:
     """The command's own environment, with the recorder first on PYTHONPATH. What this process set for itself since it
     started (`at_start`) is not the command's."""
-    ours = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-    kept = {name: value for name, value in environment.items() if name not in ours or name in at_start}
+    kept = {name: value for name, value in environment.items() if name not in _WAITING or name in at_start}
     path = environment.get("PYTHONPATH")
     return {
         **kept,
@@ -38,6 +38,11 @@ def environment_at_start() -> dict[str, str]:
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in (pair.partition(b"=") for pair in pairs)}
     except OSError:
         return dict(os.environ)
+
+
+def threads_spin() -> bool:
+    """Whether the command's compute threads keep their cores while they wait for each other: OpenMP's default."""
+    return not _WAITING & environment_at_start().keys()
 
 
 def run_command(command: Sequence[str], run: Path, update: Callable[[], None]) -> int:

@@ -10,7 +10,7 @@ from flatout.diagnosis.rules import exposed_communication
 from flatout.diagnosis.script_rules import debugging_left_on, your_code
 from flatout.diagnosis.script_signals import HotLine, ScriptSignals, read_script
 from flatout.diagnosis.scripts import in_script_words
-from flatout.diagnosis.signal_groups import RankSignals
+from flatout.diagnosis.signal_groups import HostRow, RankSignals
 from flatout.diagnosis.verdict import explain_signals
 
 LINES = (
@@ -185,3 +185,13 @@ def test_a_loss_that_grows_is_no_divergence_where_there_is_no_data() -> None:
     learning = replace(signals(), script=script(loader={}))
     assert "diverged" not in [finding.id for finding in in_script_words(learning, [grown])]
     assert "diverged" in [finding.id for finding in in_script_words(replace(learning, script=script()), [grown])]
+
+
+def test_on_a_busy_host_threads_that_spin_are_told_to_sleep() -> None:
+    def fix(kind: str = "cpu", spin: bool = True) -> str:
+        busy = signals(device_kind=kind, core_wait={"forward": 4.0}, rows=(HostRow(20.0, 1.0, 4.0, 2.0),))
+        given = found("busy-host", cause="host", changes={})
+        return in_script_words(replace(busy, script=script(threads_spin=spin)), [given])[0].fix.text
+
+    assert "GOMP_SPINCOUNT" in fix()
+    assert {fix(kind="cuda"), fix(spin=False)} == {"set it"}
