@@ -1,6 +1,5 @@
 """The classes of a dataset, checked before a sample is read, and those that a recipe asks for."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.source.layouts import Layout, canonical, holds_images
-from flatout.errors import DataError
+from flatout.errors import BadFile, DataError
 from flatout.storage.protocol import Store
-from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, open_text
+from flatout.untrusted import MAX_RECORD_BYTES, blamed_as, open_text, parse_json
 
 Wanted = int | str | list[str] | None
 
@@ -67,8 +66,8 @@ def parse_names(text: str, path: str) -> list[str] | None:
     if not path.lower().endswith(".json"):
         return [line.strip() for line in text.splitlines() if line.strip()]
     try:
-        names = json.loads(text)
-    except (ValueError, RecursionError):
+        names = parse_json(text, path)
+    except BadFile:
         return None
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 

@@ -5,7 +5,6 @@ A pack is a folder (or a prefix in an object store) of `pack.json`, one `<split>
 """
 
 import hashlib
-import json
 import mmap
 import os
 import struct
@@ -22,10 +21,11 @@ from numpy.typing import NDArray
 from flatout.data.pixels.picture_limits import MAX_PIXELS
 from flatout.data.source.identity import Origins, Words, as_words, digest_of
 from flatout.data.source.readers import Extents, Rows, Source
-from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.errors import BadFile, DataError, ObjectMissing, StorageError
 from flatout.storage.counters import StoreCounters
 from flatout.storage.locators import NO_LOCATOR, file_locator
 from flatout.storage.protocol import Range, Store, counters_of, read_one
+from flatout.untrusted import parse_json
 
 MANIFEST = "pack.json"
 MODES = ("original", "resized", "decoded")
@@ -222,11 +222,11 @@ def read_manifest(store: Store) -> dict[str, Any] | None:
     if path is not None and not os.path.exists(path):
         return None
     try:
-        manifest = json.loads(read_one(store, MANIFEST))
+        manifest = parse_json(bytes(read_one(store, MANIFEST)).decode(), MANIFEST)
         known = manifest["format"] == "flatout-pack" and manifest["version"] in _READABLE
     except ObjectMissing:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (BadFile, ValueError, KeyError, TypeError):
         known = False
     if not known:
         raise DataError(

@@ -4,7 +4,6 @@ A shard is the number of samples, the offsets of all of them and of their end as
 sizes of the columns that have no fixed one, then the columns one after the other.
 """
 
-import json
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from flatout.data.source.formats.arrangement import Arrangement, Listing, Member
 from flatout.data.source.formats.numbered import class_names, listed_classes
 from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.layouts import Layout
-from flatout.errors import DataError
-from flatout.untrusted import blamed_as, check_shape
+from flatout.errors import BadFile, DataError
+from flatout.untrusted import blamed_as, check_shape, parse_json
 
 INDEX = "index.json"
 _IMAGE_ENCODINGS = ("jpeg", "png", "bytes")
@@ -78,11 +77,11 @@ def arrange_mds(listing: Listing, indexes: dict[str, str]) -> Arrangement:
 
 def _shards(listing: Listing, index: str) -> list[dict[str, object]]:
     try:
-        whole = json.loads(listing.text(index))
+        whole = parse_json(listing.text(index), index)
         shards = whole["shards"] if whole["version"] == 2 else None
         if not isinstance(shards, list) or not all(isinstance(shard, dict) for shard in shards):
             raise TypeError("shards")
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (BadFile, KeyError, TypeError):
         raise DataError(f"{index} of {listing.where} is not an index of MDS shards of version 2") from None
     return shards
 

@@ -6,7 +6,6 @@ file that it was made of: its name is the locator, and the digest of every image
 """
 
 import fcntl
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -25,13 +24,14 @@ from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.identity import digest_of
 from flatout.data.source.layouts import Layout
 from flatout.data.source.listing import list_store
-from flatout.errors import DataError, NoSpace
+from flatout.errors import BadFile, DataError, NoSpace
 from flatout.machine.budgets import cache_folder, disk_budget_bytes
 from flatout.storage.local import FolderStore
 from flatout.storage.locators import NO_LOCATOR
 from flatout.storage.members import Archive, MemberStore, Place
 from flatout.storage.protocol import Entry
 from flatout.units import format_bytes
+from flatout.untrusted import parse_json
 
 MAX_GROUP_BYTES = 2**32
 """Of one row group, as its file says; images are taken from it a few at a time."""
@@ -280,7 +280,7 @@ def _has_bytes(kind: Any) -> bool:
 def _features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
     """What the library `datasets` wrote of the columns."""
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        features = parse_json(metadata[b"huggingface"].decode(), "parquet")["info"]["features"]
         return {name: each for name, each in features.items() if isinstance(each, dict)}
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+    except (BadFile, KeyError, ValueError, TypeError, AttributeError):
         return {}

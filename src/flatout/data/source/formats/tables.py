@@ -6,7 +6,6 @@ file's, so that a table over folders of classes gives the batches of those folde
 
 import csv
 import io
-import json
 import os
 import posixpath
 import re
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 
 from flatout.data.source.formats.arrangement import Arrangement, Listing, split_in_name, split_of
 from flatout.data.source.layouts import Layout, holds_images
-from flatout.errors import DataError
+from flatout.errors import BadFile, DataError
+from flatout.untrusted import parse_json
 
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image", "image_path")
 LABEL_COLUMNS = ("label", "class", "class_name", "label_name", "category", "target")
@@ -118,8 +118,8 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, dict[str, str]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line, name)
+        except BadFile:
             row = None
         if not isinstance(row, dict):
             raise DataError(f"{name} line {number} is {line[:_SHOWN]!r}; expected one JSON object on each line")

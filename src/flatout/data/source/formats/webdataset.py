@@ -3,7 +3,6 @@
 The image is the one member that looks like one; its class is in `.cls` (a number, or a name), or in `.json`.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -11,7 +10,8 @@ from flatout.data.source.formats.arrangement import Arrangement, Listing, Member
 from flatout.data.source.formats.numbered import class_names, listed_classes
 from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.layouts import Layout
-from flatout.errors import DataError
+from flatout.errors import BadFile, DataError
+from flatout.untrusted import parse_json
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABELS = ("cls", "cls.txt", "txt.cls")
@@ -141,8 +141,8 @@ def _text(archive: OpenArchive, sample: Sample, ending: str, where: str) -> str:
 
 def _json(archive: OpenArchive, sample: Sample, where: str) -> dict[str, object]:
     try:
-        values = json.loads(_text(archive, sample, "json", where))
-    except (ValueError, RecursionError):
+        values = parse_json(_text(archive, sample, "json", where), where)
+    except BadFile:
         values = None
     if not isinstance(values, dict):
         raise DataError(f"{where}: {sample.parts['json'][0]!r} is not a JSON object; expected one with label")
