@@ -27,6 +27,7 @@ from playwright.sync_api import Page, sync_playwright
 from dated_results import publish
 
 COMMAND = [sys.executable, "-c", "from flatout.cli.main import run; run()"]
+_FIRST_LOOKS_SECONDS = 25.0  # the first look reads all there is, the second explains it: once in twenty minutes
 _SETTLE_SECONDS = 2.0  # left out of every slice: what fell due while the dashboard was stopped is done at once
 HURRIED = """from flatout.commands import dashboard, dashboard_run
 from flatout.web import streams
@@ -205,7 +206,7 @@ def watched_training(recipe: Path, args: argparse.Namespace, run: Path, often: i
             time.sleep(0.2)
         with Server(run.parent, often) as server:
             threading.Thread(target=read_stream, args=(f"{server.address}/events/run/0/run",), daemon=True).start()
-            time.sleep(5)  # the first look reads all there is
+            time.sleep(_FIRST_LOOKS_SECONDS)
             slices, used = turns(server, args.slices, args.slice_seconds)
     finally:
         training.terminate()
@@ -213,15 +214,18 @@ def watched_training(recipe: Path, args: argparse.Namespace, run: Path, often: i
     rates = slice_rates(run / "steps.csv", slices)
     share = used / sum(end - begin for begin, end in slices[::2])
     ratios = [rates[n] / rates[n + 1] if n % 2 == 0 else rates[n + 1] / rates[n] for n in range(len(rates) - 1)]
-    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / len(rates[::2]) ** 0.5
+    median = statistics.median(
+        ratios
+    )  # a slice in which the machine did something else counts as one, not by how slow it was
+    error = 1.25 * 1.48 * statistics.median(abs(ratio - median) for ratio in ratios) / len(rates[::2]) ** 0.5
     sys.stderr.write(f"{recipe.stem}: steps/s by slice {' '.join(f'{rate:.2f}' for rate in rates)}\n")
     name = recipe.stem if often == 1 else f"{recipe.stem}, looked at {often} times as often"
     lines = [
         f"| {name}: steps/s while watched over not watched, {args.slices} slices of {args.slice_seconds:g} s in turns "
-        f"| {mean:.4f} (standard error {error:.4f}) |",
+        f"| median {median:.4f} (standard error {error:.4f}) |",
         f"| {name}: CPU of the dashboard in the watched slices | {100 * share:.2f} % of one core |",
     ]
-    told = f"| {recipe.stem}: one {often}th of that loss | {1 - (1 - mean) / often:.4f} ({error / often:.4f}) |"
+    told = f"| {recipe.stem}: one {often}th of that loss | {1 - (1 - median) / often:.4f} ({error / often:.4f}) |"
     return lines if often == 1 else [*lines, told]
 
 
