@@ -22,6 +22,8 @@ def _empty_working_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 _kept = tempfile.TemporaryDirectory(prefix="flatout-cache-")
 os.environ["XDG_CACHE_HOME"] = _kept.name  # what tests keep is not the developer's
+# `nohup make test` ignores it, and so would every command that a test starts
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command does; inherited by the server that forks commands
 
 
