@@ -244,7 +244,8 @@ def read_at(file: int, offset: int, object_bytes: int, wanted: Range, root: str)
 
 
 class ListedFolder(NamedTuple):
-    """What one folder holds; links are followed, and those that lead nowhere are left out."""
+    """What one folder holds, in the order of the names' bytes: whoever sorts samples finds them sorted. Links are
+    followed, and those that lead nowhere are left out."""
 
     names: list[str]  # of regular files, relative to the store's root
     sizes: bytes  # an int64 each
@@ -280,7 +281,7 @@ def list_in_python(folder: str, prefix: str) -> ListedFolder:
 def _scan(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
-            return list(found)
+            return sorted(found, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise as_storage_error(folder, error) from None
 
