@@ -79,10 +79,12 @@ def test_compiled_and_not_the_entries_are_the_same_in_the_same_order(tmp_path: P
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("threads", [True, False])
 def test_thousands_of_files_in_folders_of_any_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: bool
 ) -> None:
     monkeypatch.setattr(listing, "native", native if compiled else None)
+    monkeypatch.setattr(local, "_SMALL_FOLDERS_BYTES", 0 if threads else 2**40)
     sizes = {f"a/{number * 7919 % 5000:05d}.jpg": number % 3 for number in range(5000)} | {"b/1.jpg": 1, "c/2.jpg": 2}
     found = list_store(FolderStore(str(write_files(tmp_path, {name: bytes(size) for name, size in sizes.items()}))))
     assert found.names == sorted(sizes)
