@@ -6,6 +6,7 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from flatout.storage.protocol import Entry, Range
 from flatout.storage.tar_index import index_tar
 from flatout.units import format_bytes
 
-_FEW_FOLDERS = 16  # are listed without threads, whose stacks take memory
+_FEW_FOLDERS = 16  # are listed without threads, whose stacks take memory,
+_SMALL_FOLDERS_BYTES = 2**18  # unless these have many names: some 7,000, in bytes of a folder as ext4 has them
 _MOST_WHOLE_BYTES = 2**32  # the index of a pack of ten million samples has 1 GB
 Identity = tuple[int, int]
 """Numbers of a file system and of a file or folder on it."""
@@ -94,7 +96,7 @@ class FolderStore:
         with ThreadPoolExecutor(_LISTED_AT_ONCE) as pool:
             while waiting:
                 paths = [os.path.join(self.root, prefix) for prefix in waiting]
-                several = pool.map if len(paths) > _FEW_FOLDERS else map
+                several = pool.map if _take_long(paths) else map
                 deeper: list[str] = []
                 for prefix, found in zip(waiting, several(list_folder or list_in_python, paths, waiting), strict=True):
                     yield found
@@ -244,7 +246,8 @@ def read_at(file: int, offset: int, object_bytes: int, wanted: Range, root: str)
 
 
 class ListedFolder(NamedTuple):
-    """What one folder holds; links are followed, and those that lead nowhere are left out."""
+    """What one folder holds, in the order of the names' bytes: whoever sorts samples finds them sorted. Links are
+    followed, and those that lead nowhere are left out."""
 
     names: list[str]  # of regular files, relative to the store's root
     sizes: bytes  # an int64 each
@@ -280,9 +283,18 @@ def list_in_python(folder: str, prefix: str) -> ListedFolder:
 def _scan(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
-            return list(found)
+            return sorted(found, key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise as_storage_error(folder, error) from None
+
+
+def _take_long(folders: Sequence[str]) -> bool:
+    """Whether listing them one after the other would."""
+    if not 1 < len(folders) <= _FEW_FOLDERS:
+        return len(folders) > 1
+    with suppress(OSError):
+        return sum(map(os.path.getsize, folders)) > _SMALL_FOLDERS_BYTES
+    return False
 
 
 def _identity(path: str) -> Identity:

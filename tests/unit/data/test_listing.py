@@ -1,7 +1,9 @@
 """The compiled listing of a folder is that of Python, and what it says of every file is what the file system says."""
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,14 @@ from small_datasets import jpeg, opened, write_files
 from flatout.data.pixels.decode import native
 from flatout.data.source import listing
 from flatout.data.source.array_file import pack_names, unpack_names
-from flatout.data.source.listing import ObjectTable, list_store
+from flatout.data.source.formats.arrangement import Listing
+from flatout.data.source.listing import ObjectTable, as_table, list_store
 from flatout.data.source.readers import pack_paths
-from flatout.errors import DataError, ObjectMissing, StorageError
+from flatout.errors import AccessDenied, DataError, ObjectMissing, StorageError
+from flatout.storage import local
 from flatout.storage.local import FolderStore
 from flatout.storage.locators import file_locator
+from flatout.storage.protocol import Entry
 
 pytestmark = pytest.mark.skipif(native is None, reason="compares the compiled listing with Python's")
 ODD = ("new\nline", "sp ace", "ü", "u\u0308", "\udcff\udcfe", "a" * 250, "日本", "back\\slash", ".hidden")
@@ -62,10 +67,122 @@ def test_every_file_once_with_its_size_and_locator(
         assert locator == file_locator(status)
 
 
-def test_compiled_and_not_the_entries_are_the_same(tmp_path: Path) -> None:
+def test_compiled_and_not_the_entries_are_the_same_in_the_same_order(tmp_path: Path) -> None:
     store = FolderStore(str(odd_folder(tmp_path / "root")))
     entries = {entry.name: (entry.bytes, entry.locator) for entry in store.entries()}
-    assert as_dictionary(list_store(store)) == entries
+    found = list_store(store)
+    assert as_dictionary(found) == entries
+    assert found.names == list(entries)
+    for folder, names in found.folders.items():
+        assert names == sorted(names, key=os.fsencode)
+        assert {os.path.dirname(name) for name in names} == {folder.removesuffix("/")}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("threads", [True, False])
+def test_thousands_of_files_in_folders_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: bool
+) -> None:
+    monkeypatch.setattr(listing, "native", native if compiled else None)
+    monkeypatch.setattr(local, "_SMALL_FOLDERS_BYTES", 0 if threads else 2**40)
+    sizes = {f"a/{number * 7919 % 5000:05d}.jpg": number % 3 for number in range(5000)} | {"b/1.jpg": 1, "c/2.jpg": 2}
+    found = list_store(FolderStore(str(write_files(tmp_path, {name: bytes(size) for name, size in sizes.items()}))))
+    assert found.names == sorted(sizes)
+    assert found.sizes.tolist() == [sizes[name] for name in found.names]
+
+
+@contextmanager
+def meanwhile(change: Callable[[int], None]) -> Iterator[None]:
+    """Another thread that changes something over and over."""
+    done = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not done.is_set():
+            change(number := number + 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_folder_that_changes_while_it_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """Files that stay are found once each, those that come and go once or not at all, and with a size they had."""
+    monkeypatch.setattr(listing, "native", native if compiled else None)
+    stay = {f"a/{number:03d}.jpg": bytes(number) for number in range(300)}
+    root = write_files(tmp_path / "root", stay)
+
+    def come_and_go(number: int) -> None:
+        (root / f"a/{number % 300:03d}-{number}.jpg").write_bytes(b"12345")
+        (root / f"a/{(number - 20) % 300:03d}-{number - 20}.jpg").unlink(missing_ok=True)
+
+    with meanwhile(come_and_go):
+        for _ in range(20):
+            found = list_store(FolderStore(str(root)))
+            sizes = dict(zip(found.names, found.sizes.tolist(), strict=True))
+            assert len(sizes) == len(found.names) == len(found.locators)
+            assert {name: sizes.pop(name) for name in stay} == {name: len(data) for name, data in stay.items()}
+            assert set(sizes.values()) <= {0, 5}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("folders", [2, 40])
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool, folders: int
+) -> None:
+    root = write_files(tmp_path, {f"train/{number:03d}/1.jpg": b"1" for number in range(folders)})
+    real, scan = native.list_folder, os.scandir
+
+    def refuse(path: str) -> str:
+        if path.rstrip("/").endswith("train/001"):
+            raise PermissionError(13, "Permission denied", path)
+        return path
+
+    class Refusing:
+        @staticmethod
+        def list_folder(path: str, prefix: str) -> object:
+            return real(refuse(path), prefix)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(listing, "native", Refusing if compiled else None)
+        patched.setattr(local.os, "scandir", lambda path: scan(refuse(path)))
+        with pytest.raises(AccessDenied, match=r"train/001.* may not be read by this user"):
+            list_store(FolderStore(str(root)))
+
+
+names_of_objects = st.lists(
+    st.lists(st.sampled_from(["a", "b", ".h", "ü", "K.CSV", "1.jpg", "x.json", "."]), min_size=1, max_size=3).map(
+        "/".join
+    ),
+    unique=True,
+)
+
+
+@given(names_of_objects, st.randoms(use_true_random=False))
+def test_rows_of_any_names_are_theirs(names: list[str], dice: object) -> None:
+    """Whole folders, parts of them, and what lies between others in the listing."""
+    table = as_table(Entry(name, number) for number, name in enumerate(names))
+    assert sorted(table.names) == sorted(names)
+    for asked in (names, sorted(names), dice.sample(names, len(names) // 2), table.names, table.names[1:]):
+        assert [table.names[row] for row in table.rows_of(asked).tolist()] == list(asked)
+        assert table.sizes[table.rows_of(asked)].tolist() == [names.index(name) for name in asked]
+    with pytest.raises(KeyError):
+        table.rows_of([*names, "absent/1.jpg"])
+
+
+@given(names_of_objects)
+def test_what_is_hidden_and_what_tells_the_layout(names: list[str]) -> None:
+    shown = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    found = Listing(FolderStore("."), as_table(Entry(name, 0) for name in names), ".")
+    assert sorted(found.visible()) == sorted(shown)
+    assert sorted(found.telling) == sorted(name for name in shown if name.lower().endswith((".csv", ".json")))
 
 
 def test_many_folders_at_once_and_one_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from flatout.data.loading.fill_costs import probe_samples
 from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.sample_cache import SampleCache
 from flatout.data.source.identity import Words, are_equal
-from flatout.decisions.caching import MEMORY, OFF, CacheChoice, cache_without_looking, choose_tier, needs_costs
+from flatout.decisions.caching import DISK, MEMORY, OFF, CacheChoice, cache_without_looking, choose_tier, needs_costs
 from flatout.errors import NoSpace
 from flatout.machine.budgets import cache_folder, disk_budget_bytes, kept_bytes, memory_budget_bytes
 from flatout.machine.files import write_whole
@@ -40,11 +40,16 @@ def choose_cache(
         return Chosen(None, choice)
     probed = probe_samples(recipe, with_costs=needs_costs(wanted, epochs))
     needed = int(probed.decoded_bytes * len(recipe.split) * (1.0 if probed.one_size else _MARGIN))
-    on_disk = kept_bytes(cache_folder() / f"decoded-{recipe.split.storage_key()}")
     memory = memory_budget_bytes() if memory_bytes is None else memory_bytes
-    disk = disk_budget_bytes(cache_folder()) + on_disk
+    disk, on_disk = (0, 0) if needed <= memory and wanted != DISK else _look_at_disk(recipe)
     choice = choose_tier(wanted, epochs, needed, memory, disk, on_disk, probed.costs)
     return Chosen(None, choice) if choice.value == OFF else _opened(choice, recipe, needed, memory, disk)
+
+
+def _look_at_disk(recipe: BatchPlan) -> tuple[int, int]:
+    """Bytes that the disk may take, and of these, what an earlier run left. Its folder is named by every sample."""
+    on_disk = kept_bytes(cache_folder() / f"decoded-{recipe.split.storage_key()}")
+    return disk_budget_bytes(cache_folder()) + on_disk, on_disk
 
 
 def _opened(choice: CacheChoice, recipe: BatchPlan, needed: int, memory: int, disk: int) -> Chosen:

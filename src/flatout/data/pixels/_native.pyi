@@ -53,10 +53,10 @@ def load_slice(
     """
 
 def list_folder(path: str, prefix: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-    """What a folder holds: names of its files after `prefix`, their sizes (int64), locators (16 bytes each, as
-    flatout.storage.locators.file_locator), names of its folders, and of links to folders. Each name ends in a zero
-    byte. Links are followed; those that lead nowhere, and what is neither file nor folder, are left out. OSError where
-    it cannot be listed."""
+    """What a folder holds, in the order of the names' bytes: names of its files after `prefix`, their sizes (int64),
+    locators (16 bytes each, as flatout.storage.locators.file_locator), names of its folders, and of links to folders.
+    Each name ends in a zero byte. Links are followed; those that lead nowhere, and what is neither file nor folder, are
+    left out. OSError where it cannot be listed."""
 
 def own_huffman(allow: bool) -> bool:
     """Allow the Huffman decoder of native/huffman.c, or leave libjpeg's in place; whether ours is in use, known once a

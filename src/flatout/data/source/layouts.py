@@ -71,9 +71,8 @@ def users_layout(finder: str, names: Collection[str], read_text: Callable[[str],
     return layout
 
 
-def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: str) -> Layout:
+def find_layout(visible: Folders, read_text: Callable[[str], str], where: str) -> Layout:
     """Sort names into splits and classes. `read_text` is asked for the annotation file only."""
-    visible = _visible(_by_parent(names))
     root = _root(visible)
     inside = {
         folder[len(root) :]: [name[len(root) :] for name in each] if root else each for folder, each in visible.items()
@@ -94,10 +93,14 @@ def find_layout(names: Iterable[str], read_text: Callable[[str], str], where: st
     return layout
 
 
-def _by_parent(names: Iterable[str]) -> Folders:
+def folder_of(name: str) -> str:
+    return name[: name.rfind("/") + 1]
+
+
+def by_folder(names: Iterable[str]) -> Folders:
     folders: Folders = {}
     for name in names:
-        folder = name[: name.rfind("/") + 1]
+        folder = folder_of(name)
         if folder in folders:
             folders[folder].append(name)
         else:
@@ -105,8 +108,8 @@ def _by_parent(names: Iterable[str]) -> Folders:
     return folders
 
 
-def _visible(folders: Folders) -> Folders:
-    """Without hidden files, and files of hidden folders."""
+def without_hidden(folders: Folders) -> Folders:
+    """Neither hidden files nor files of hidden folders."""
     visible = {}
     for folder, names in folders.items():
         if not any(part.startswith(".") for part in folder.split("/")):

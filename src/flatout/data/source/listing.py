@@ -4,21 +4,23 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.pixels.decode import native
 from flatout.data.source.identity import CAN_DIGEST, Words, as_words
+from flatout.data.source.layouts import Folders, by_folder, folder_of, without_hidden
 from flatout.storage.local import FolderStore, ListedFolder, as_storage_error, list_in_python
 from flatout.storage.protocol import Entry, Store
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectTable(Mapping[str, Entry]):
-    """One row for each object; an entry is made when it is asked for by its name."""
+    """One row for each object, folder by folder; an entry is made when it is asked for by its name."""
 
-    names: list[str]
+    folders: Folders
     sizes: NDArray[np.int64]
     locators: Words
 
@@ -36,28 +38,47 @@ class ObjectTable(Mapping[str, Entry]):
         return name in self.rows
 
     @cached_property
+    def names(self) -> list[str]:
+        return list(chain.from_iterable(self.folders.values()))
+
+    @cached_property
+    def visible(self) -> Folders:
+        return without_hidden(self.folders)
+
+    @cached_property
     def rows(self) -> dict[str, int]:
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        rows = self.rows
-        return np.array([rows[name] for name in names], np.int64)
+        """Whole folders in the order of the table, as classes mostly are, are found without a look-up of each name."""
+        ends = dict(zip(self.folders, accumulate(map(len, self.folders.values())), strict=True))
+        found, at = [np.zeros(0, np.int64)], 0
+        while at < len(names):
+            members = self.folders.get(folder := folder_of(names[at]), [])
+            if not members or list(names[at : at + len(members)]) != members:
+                return np.array([self.rows[name] for name in names], np.int64)
+            found.append(np.arange(ends[folder] - len(members), ends[folder]))
+            at += len(members)
+        return np.concatenate(found)
 
 
 def as_table(entries: Iterable[Entry]) -> ObjectTable:
-    found = {entry.name: entry for entry in entries}
-    sizes = np.array([entry.bytes for entry in found.values()], np.int64)
-    return ObjectTable(list(found), sizes, as_words([entry.locator for entry in found.values()]))
+    by_name = {entry.name: entry for entry in entries}
+    folders = by_folder(by_name)
+    found = [by_name[name] for name in chain.from_iterable(folders.values())]
+    sizes = np.array([entry.bytes for entry in found], np.int64)
+    return ObjectTable(folders, sizes, as_words([entry.locator for entry in found]))
 
 
 def list_store(store: Store) -> ObjectTable:
     """A local folder by the compiled call, where there is one."""
     if not isinstance(store, FolderStore):
         return as_table(store.entries())
-    folders = list(store.listed(_list_compiled if native is not None and CAN_DIGEST else list_in_python))
-    names = [name for folder in folders for name in folder.names]
-    sizes = np.frombuffer(b"".join(folder.sizes for folder in folders), np.int64)
-    return ObjectTable(names, sizes, as_words([folder.locators for folder in folders]))
+    listed = store.listed(_list_compiled if native is not None and CAN_DIGEST else list_in_python)
+    found = [each for each in listed if each.names]
+    folders = {folder_of(each.names[0]): each.names for each in found}
+    sizes = np.frombuffer(b"".join(each.sizes for each in found), np.int64)
+    return ObjectTable(folders, sizes, as_words([each.locators for each in found]))
 
 
 def _list_compiled(path: str, prefix: str) -> ListedFolder:

@@ -210,7 +210,7 @@ typedef struct {
     size_t used, capacity;
 } text;
 
-/* Names end in a zero byte; those of files begin with the prefix that was given. */
+/* In the order of their bytes. Names end in a zero byte; those of files begin with the prefix that was given. */
 typedef struct {
     text names, sizes /* int64 */, locators /* DIGEST_BYTES each */;
     text folders, links; /* links to folders */

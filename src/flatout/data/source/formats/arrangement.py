@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -25,6 +27,9 @@ MAX_TEXT_BYTES = 2**30
 """Of a table: ten million rows with long names."""
 _REMEMBERED = 2_000  # members from which on an index is kept: below that scanning takes a moment
 _AT_ONCE = 16  # remote archives whose headers are read at a time
+_TELLING = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".mds", ".cls", ".json")
+_TELLING_CHARACTERS = min(map(len, _TELLING))
+_TELLING_ENDS = {ending[-_TELLING_CHARACTERS:] for ending in _TELLING}
 _SPLITS = {"train": "train", "training": "train"} | dict.fromkeys(("val", "valid", "validation", "dev", "test"), "val")
 _SPLIT_NAME = re.compile(r"(?:^|/)(train|training|val|valid|validation|dev|test)(?=[-_./]|$)", re.I)
 
@@ -55,11 +60,21 @@ class Listing:
         """The same of a file of names, which need not be text, as those of files."""
         return self.text(name, "surrogateescape")
 
+    @cached_property
+    def telling(self) -> list[str]:
+        """Those that may hold samples or say their classes, by their endings; few or none beside images."""
+        found: list[str] = []
+        for names in self.entries.visible.values():
+            ends = {name[-_TELLING_CHARACTERS:] for name in names}  # few, and cheaper than a look at every ending
+            if any(end.lower() in _TELLING_ENDS for end in ends):
+                found += [name for name in names if name.lower().endswith(_TELLING)]
+        return found
+
     def archives(self, ending: str) -> list[str]:
         """Those of a format, without a test split where there is one for validation; or the one asked for."""
         if self.only is not None:
             return [self.only]
-        return without_test(name for name in self.visible() if name.lower().endswith(ending))
+        return without_test(name for name in self.telling if name.lower().endswith(ending))
 
     def text(self, name: str, errors: str = "strict") -> str:
         """The contents of a text file; its size is looked at first."""
@@ -74,7 +89,7 @@ class Listing:
             ) from None
 
     def visible(self) -> list[str]:
-        return [name for name in self.entries if not any(part.startswith(".") for part in name.split("/"))]
+        return list(chain.from_iterable(self.entries.visible.values()))
 
 
 def split_of(word: str) -> str | None:

@@ -33,7 +33,6 @@ from flatout.storage.tar_index import scan_tar
 
 DETECT = "detect"
 OBJECT_STORES = ("s3://", "gs://", "az://")
-_TELLING = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".mds", ".cls", ".json")
 _GZIP = "a compressed archive, and members are read by their offset; decompress it first: gunzip"
 _NOT_IN_PLACE = {
     ".tar.gz": _GZIP,
@@ -89,20 +88,20 @@ def _found(listing: Listing) -> str:
     """The layout that the names speak for; folders where nothing else is certain."""
     if listing.only is not None:
         return "parquet" if listing.only.lower().endswith(".parquet") else "table"
-    telling = [name for name in listing.entries if name.lower().endswith(_TELLING) or FLAT_IMAGE in name]
-    if not telling:
-        return BY_FOLDERS
-    if looks_like_imagenet(telling, listing.entries):
-        return "imagenet"
     visible = listing.visible()
-    endings = {posixpath.splitext(name)[1].lower() for name in telling}
-    if (".mds" in endings or any(".mds." in name for name in visible)) and indexes_of(listing):
+    flat = [name for name in visible if FLAT_IMAGE in name]
+    if not listing.telling and not flat:
+        return BY_FOLDERS
+    if looks_like_imagenet([*listing.telling, *flat], visible):
+        return "imagenet"
+    endings = {posixpath.splitext(name)[1].lower() for name in listing.telling}
+    if indexes_of(listing) and (".mds" in endings or any(".mds." in name for name in visible)):
         return "mds"
     if endings & {".parquet", ".tar"} and not _has_images(visible):
         return "parquet" if ".parquet" in endings else "webdataset"
     if isinstance(listing.store, TarStore | MemberStore) and looks_like_webdataset(visible):
         return "webdataset"
-    return "table" if _labels_in_tables(listing, visible) else BY_FOLDERS
+    return "table" if _labels_in_tables(listing) else BY_FOLDERS
 
 
 def _refuse_others(listing: Listing) -> None:
@@ -119,7 +118,7 @@ def _has_images(names: Iterable[str]) -> bool:
     return any(holds_images([name]) and "." in posixpath.basename(name) for name in names)
 
 
-def _labels_in_tables(listing: Listing, names: list[str]) -> bool:
+def _labels_in_tables(listing: Listing) -> bool:
     """Whether a table says the classes: of two answers that differ, neither is taken."""
     possible = _with_labels(listing)
     tables = _usable(listing, possible)
@@ -128,7 +127,7 @@ def _labels_in_tables(listing: Listing, names: list[str]) -> bool:
     if not possible:
         return False
     try:
-        folders = find_layout(names, listing.names_text, listing.where).splits["train"]
+        folders = find_layout(listing.entries.visible, listing.names_text, listing.where).splits["train"]
     except DataError:
         folders = {}
     if len(folders) < 2:
@@ -163,7 +162,7 @@ def _usable(listing: Listing, tables: Iterable[LabelTable]) -> list[LabelTable]:
 
 
 def _by_folders(listing: Listing) -> Arrangement:
-    layout = find_layout(listing.entries, listing.names_text, listing.where)
+    layout = find_layout(listing.entries.visible, listing.names_text, listing.where)
     notes = tuple(f"{name}/ in {listing.where} holds no images and is no class" for name in layout.without_images)
     return Arrangement(listing.store, listing.entries, layout, notes)
 

@@ -43,7 +43,7 @@ class ShardColumns:
 
 def indexes_of(listing: Listing) -> dict[str, str]:
     """Split -> name of its index.json."""
-    found = [name for name in listing.visible() if posixpath.basename(name) == INDEX and name.count("/") <= 1]
+    found = [name for name in listing.telling if posixpath.basename(name) == INDEX and name.count("/") <= 1]
     if INDEX in found:
         return {"train": INDEX}
     by_split = {}

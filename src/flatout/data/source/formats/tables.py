@@ -59,7 +59,7 @@ def tables_of(listing: Listing) -> list[str]:
     """Tables that may hold labels: the one asked for, else metadata files, else those beside the folders."""
     if listing.only is not None:
         return [listing.only]
-    names = sorted(name for name in listing.visible() if is_table(name))
+    names = sorted(filter(is_table, listing.telling))
     metadata = [name for name in names if name.rsplit("/", 1)[-1] in METADATA and name.count("/") <= 1]
     return metadata or [name for name in names if "/" not in name]
 
