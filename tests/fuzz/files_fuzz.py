@@ -1,6 +1,7 @@
-"""Damages files of runs, inputs, datasets and caches, one at a time, and runs every command that reads them, in this process.
+"""Damages files of runs, inputs, datasets and caches, one at a time, and runs every command that reads them, in the
+fuzzer's own processes.
 
-python tests/fuzz/files_fuzz.py [ROUNDS] [SEED] [--result FILE]
+python tests/fuzz/files_fuzz.py [ROUNDS] [SEED] [--jobs N] [--result FILE]
 
 Each round must end in success or in one FlatoutError with exit code 2, within CPU_SECONDS of processor time.
 """
@@ -9,7 +10,9 @@ import argparse
 import contextlib
 import faulthandler
 import io
+import multiprocessing
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -25,7 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from damage import as_something_else, mutated
-from scenes import make_material, scenes
+from scenes import Scene, make_material, scenes
+from working_copy import WorkingCopy
 
 from flatout.cli import register
 from flatout.cli.main import about_a_file
@@ -48,9 +52,19 @@ class Hangs(BaseException):
 class Result:
     rounds: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     ended: dict[str, Counter[str]] = field(default_factory=dict)  # command -> how it ended -> how often
     files: Counter[str] = field(default_factory=Counter)
     found: dict[str, str] = field(default_factory=dict)  # where it happened -> what, with the first traceback
+
+    def add(self, other: "Result") -> None:
+        self.rounds += other.rounds
+        self.seconds = max(self.seconds, other.seconds)
+        self.cpu_seconds += other.cpu_seconds
+        for command, counts in other.ended.items():
+            self.ended.setdefault(command, Counter()).update(counts)
+        self.files.update(other.files)
+        self.found = {**other.found, **self.found}
 
 
 @contextlib.contextmanager
@@ -101,50 +115,98 @@ def attempt(act: Callable[[], object]) -> tuple[str, str]:
     return "fine", ""
 
 
-def fuzz(material: Path, rounds: int, seed: int, stop_at: int = 20) -> Result:
-    """`material` is read only; commands are given in a copy of it, one file of which is damaged."""
+def together(material: Path, rounds: int, seed: int, jobs: int, folder: Path) -> Result:
+    """In so many processes, each with a seed of its own; one that dies is a find, too. `folder` is for their results."""
+    start, whole, parts = multiprocessing.get_context("spawn"), Result(), []
+    for k in range(jobs):
+        own = rounds * (k + 1) // jobs - rounds * k // jobs
+        given = (material, own, seed if jobs == 1 else 1000 * seed + k, folder / f"part{k}")
+        parts.append((start.Process(target=fuzz_part, args=given), given[-1]))
+    for process, _ in parts:
+        process.start()
+    signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process, _ in parts])  # each ends with its result
+    for process, kept in parts:
+        process.join()
+        if process.exitcode == 0:
+            whole.add(pickle.loads(kept.read_bytes()))
+        else:
+            whole.found[f"exit code {process.exitcode} in {_latest(kept).read_text()}"] = "see above"
+    return whole
+
+
+def fuzz_part(material: Path, rounds: int, seed: int, kept: Path) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: ended_early.append(True))
+    faulthandler.enable()
+    _latest(kept).write_text("the start")
+    kept.write_bytes(pickle.dumps(fuzz(material, rounds, seed, _latest(kept))))
+
+
+def _latest(kept: Path) -> Path:
+    """Where a process names the round that goes on."""
+    return kept.with_suffix(".round")
+
+
+def fuzz(material: Path, rounds: int, seed: int, latest: Path | None = None, stop_at: int = 20) -> Result:
+    """`material` is only read; commands are given in a copy of it, one file of which is damaged."""
     register()
     result, started = Result(), time.perf_counter()
     stage = scenes(material)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name), kept_in(Path(name, "cache")):
-        shutil.copytree(material, ".", symlinks=True, dirs_exist_ok=True)
-        whole = sorted(os.listdir())
-        for scene in stage:
-            for command, act in scene.acts.items():
-                ended, trouble = attempt(act)
-                if ended != "fine" and command != "explain --fix":  # there may be nothing to fix
-                    raise SystemExit(f"{command} of whole files ends with {ended}: {trouble}")
-                put_back(material, scene.folder.split("/")[0], whole)
-        for number in range(rounds):
-            chance = random.Random(f"{seed} {number}")
-            scene = chance.choices(stage, [each.weight for each in stage])[0]
-            file = chance.choice(scene.files(material))
-            how = damage(material / file, Path(file), chance)
-            command = chance.choice(list(scene.acts))
-            before = peak_bytes()
-            ended, trouble = attempt(scene.acts[command])
-            if ended == "exit 2" or (ended == "exit 1" and scene.may_fail):
-                trouble = ""
-            if peak_bytes() - before > MOST_GROWTH_BYTES and number > WARM_ROUNDS:
-                ended, trouble = (
-                    "memory",
-                    f"{trouble}\n{command} took {peak_bytes() - before:,} bytes more than any before",
-                )
-            note(result, f"round {number} seed {seed}: {command} on {file} ({how})", command, file, ended, trouble)
-            put_back(material, scene.folder.split("/")[0], whole)
+        shutil.copytree(material, ".", symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns("cache"))
+        read_whole(stage)
+        copy, cpu_before = WorkingCopy(), cpu_seconds()  # with what these commands keep in the cache
+        files, weights = [scene.files(Path()) for scene in stage], [scene.weight for scene in stage]
+        while result.rounds < rounds and len(result.found) < stop_at and not ended_early:
+            chance = random.Random(f"{seed} {result.rounds}")
+            ((scene, names),) = chance.choices(list(zip(stage, files, strict=True)), weights)
+            if scene.goes_on:
+                copy.leave_anew(scene.folder)
+            a_round(f"round {result.rounds} seed {seed}", scene, names, chance, result, latest)
+            copy.put_back()
             if result.rounds % 1000 == 0:
+                copy.check()
                 sys.stderr.write(f"{result.rounds:,} of {rounds:,} rounds, {len(result.found)} found\n")
-            if len(result.found) >= stop_at or ended_early:
-                break
+        copy.check()
+        result.cpu_seconds = cpu_seconds() - cpu_before
     result.seconds = time.perf_counter() - started
     return result
 
 
-def damage(source: Path, target: Path, chance: random.Random) -> str:
-    """Makes the target a damaged copy, or something else; in a word what."""
+def read_whole(stage: list[Scene]) -> None:
+    """Every command on files as they should be: what is found later is of the damage."""
+    copy = WorkingCopy(but="cache")
+    for scene in stage:
+        for command, act in scene.acts.items():
+            ended, trouble = attempt(act)
+            if ended != "fine" and command != "explain --fix":  # there may be nothing to fix
+                raise SystemExit(f"{command} of whole files ends with {ended}: {trouble}")
+            copy.put_back()
+
+
+def a_round(
+    name: str, scene: Scene, files: list[str], chance: random.Random, result: Result, latest: Path | None
+) -> None:
+    file = chance.choice(files)
+    how = damage(Path(file), chance)
+    command = chance.choice(list(scene.acts))
+    name = f"{name}: {command} on {file} ({how})"
+    if latest is not None:
+        latest.write_text(name)
+    before = peak_bytes()
+    ended, trouble = attempt(scene.acts[command])
+    if ended == "exit 2" or (ended == "exit 1" and scene.may_fail):
+        trouble = ""
+    grown = peak_bytes() - before
+    if grown > MOST_GROWTH_BYTES and result.rounds > WARM_ROUNDS:
+        ended, trouble = "memory", f"{trouble}\n{command} took {grown:,} bytes more than any before"
+    note(result, name, command, file, ended, trouble)
+
+
+def damage(target: Path, chance: random.Random) -> str:
+    """Changes the file, or puts something else in its place; in a word which."""
     if chance.random() < 0.03:
         return as_something_else(target, chance)
-    target.write_bytes(mutated(source.read_bytes(), source.name, chance))
+    target.write_bytes(mutated(target.read_bytes(), target.name, chance))
     return "changed"
 
 
@@ -161,17 +223,6 @@ def note(result: Result, round_name: str, command: str, file: str, ended: str, t
         result.found.setdefault(key, f"{round_name}\n{trouble}")
 
 
-def put_back(material: Path, folder: str, whole: list[str]) -> None:
-    """The damaged folder, and whatever a command has written beside it."""
-    for name in {folder, *os.listdir()} - (set(whole) - {folder}):
-        shutil.rmtree(name, ignore_errors=True)
-        if os.path.lexists(name):
-            os.unlink(name)
-    shutil.copytree(
-        material / folder, folder, symlinks=True, copy_function=shutil.copy
-    )  # new, as of a run that goes on
-
-
 @contextlib.contextmanager
 def kept_in(folder: Path) -> Iterator[None]:
     before = os.environ.get("XDG_CACHE_HOME")
@@ -184,11 +235,17 @@ def kept_in(folder: Path) -> Iterator[None]:
             os.environ["XDG_CACHE_HOME"] = before
 
 
+def cpu_seconds() -> float:
+    """Of this process and those it has waited for."""
+    used = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def as_text(result: Result, command: str, seed: int) -> str:
+def as_text(result: Result, command: str, seed: int, jobs: int) -> str:
     kinds = sorted({kind for counts in result.ended.values() for kind in counts})
     rows = [f"| {name} | " + " | ".join(str(counts[kind]) for kind in kinds) + " |" for name, counts in sorted(result.ended.items())]  # fmt: skip
     found = "\n".join(f"- {key}" for key in result.found) or "nothing: no traceback, no hang, no other exit code"
@@ -197,8 +254,9 @@ def as_text(result: Result, command: str, seed: int) -> str:
     ).stdout.strip()
     return (
         f"# Damaged files against every command that reads them\n\nCommand: `{command}` (seed {seed}), commit {commit or 'unknown'}\n\n"
-        f"{result.rounds} rounds in {result.seconds:.0f} s. Each damages one file of a real run directory (trained, stopped, on two ranks, "
-        "swept, recorded, going on), of an input, a dataset or a cache, and runs one command on it, all in one process. It must end "
+        f"{result.rounds} rounds in {result.seconds:.0f} s in {jobs} processes, {result.cpu_seconds / max(1, result.rounds):.3f} s of "
+        f"processor time each. Each damages one file of a real run directory (trained, stopped, on two ranks, "
+        "swept, recorded, going on), of an input, a dataset or a cache, and runs one command on it, in the fuzzer's process. It must end "
         "well or with one line and exit code 2 (1 where too many samples of a dataset cannot be used), within "
         f"{CPU_SECONDS} s of processor time and {MOST_GROWTH_BYTES >> 20} MB above the peak of the rounds before.\n\n"
         f"| command | {' | '.join(kinds)} |\n|---|{'---:|' * len(kinds)}\n" + "\n".join(rows) + "\n\n"
@@ -211,14 +269,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", nargs="?", type=int, default=2000)
     parser.add_argument("seed", nargs="?", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: cores)")
     parser.add_argument("--material", type=Path, help="made by an earlier call; default: make it")
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: ended_early.append(True))  # the result tells how far it came
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: their models are tiny
     with tempfile.TemporaryDirectory() as name:
         material = given.material.resolve() if given.material else make_material(Path(name, "material"))
-        result = fuzz(material, given.rounds, given.seed)
-    text = as_text(result, f"make fuzz-files ROUNDS={given.rounds}", given.seed)
+        result = together(material, given.rounds, given.seed, given.jobs, Path(name))
+    text = as_text(result, f"make fuzz-files ROUNDS={given.rounds}", given.seed, given.jobs)
     sys.stdout.write(text + "\n\n" + "\n\n".join(result.found.values()))
     if given.result:
         before = given.result.read_text(encoding="utf-8") + "\n#" if given.result.exists() else ""  # finds stay listed

@@ -2,6 +2,7 @@
 the commands that are given them. `make_material` makes all of it once, by the installed commands."""
 
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -44,6 +47,8 @@ class Scene:
     only: str = "*"
     """Pattern of the files that may be damaged."""
     weight: float = 1.0
+    goes_on: bool = False
+    """Its files are new, as those of a run that goes on."""
     may_fail: bool = False
     """Exit code 1 is an answer, too: too many samples of a dataset cannot be used."""
 
@@ -55,7 +60,13 @@ class Scene:
 
 
 def cli(*words: str) -> Act:
-    return lambda: app(list(words), standalone_mode=False)
+    return lambda: _command()(list(words), standalone_mode=False)
+
+
+@functools.cache
+def _command() -> Any:
+    """What `app` makes for each call anew, which takes longer than most commands."""
+    return get_command(app)
 
 
 def _of_run(run: str) -> dict[str, Act]:
@@ -126,7 +137,7 @@ def scenes(material: Path) -> list[Scene]:
     cached = {
         "fit": cli("fit", "tiny.yaml"),
         "plan": cli(*planned[:-2]),
-        "train text": cli("train", "text.yaml", "--json"),
+        "train text": cli("train", "text.yaml", "--set=train.max_steps=2", "--json"),
     }
     shared = "sweep/01-lr=0.05"
     swept = {name: act for name, act in _of_run(shared).items() if not name.startswith("runs")}
@@ -134,7 +145,7 @@ def scenes(material: Path) -> list[Scene]:
     found = [
         Scene("tiny", trained, weight=6),
         Scene("tiny/checkpoints", {**_checkpoints(Path("tiny/checkpoints")), **_of_model("tiny")}),
-        Scene("live", _of_run("live"), weight=2),
+        Scene("live", _of_run("live"), weight=2, goes_on=True),
         Scene("measured", {"plan --measured": cli(*planned)}, weight=0.5),
         Scene("half", {"train (resume)": cli("train", "tiny.yaml", "--run", "half", "--json")}, weight=0.5),
         Scene("text", text),
@@ -149,7 +160,7 @@ def scenes(material: Path) -> list[Scene]:
         ),
         Scene("plans", {"plan --score": cli("plan", "--score", "--runs", "."), "dashboard": look_at_dashboard}),
         Scene("pictures", {"classify": cli("classify", "tiny", "pictures")}),
-        Scene("cache", {**cached, "batches parquet": _batches(material, "parquet")}, may_fail=True),
+        Scene("cache", {**cached, "batches unpacked": _batches(material, "unpacked")}, may_fail=True),
     ]
     found += [Scene("inputs", _of_file(name), name, 0.3) for name in INPUTS]
     found += [Scene(f"data/{name}", _of_data(material, name), weight=0.5, may_fail=True) for name in LAYOUTS]
@@ -352,7 +363,7 @@ def _make_layouts(folder: Path) -> None:
 
 
 def make_packs(folder: Path) -> None:
-    """And what is kept of a parquet file when it is looked at."""
-    _flatout(folder, "init data/parquet --out first.yaml")
+    """And parquet files that stay as they are, as what is kept of them when they are read is used for no others."""
+    shutil.copytree(folder / "data/parquet", folder / "data/unpacked")
     _flatout(folder, "data pack data/folder data/pack")
     _flatout(folder, "data pack data/folder data/decoded --mode decoded")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "fuzz"))
 import files_fuzz
 import scenes
 from damage import NASTY_TEXT
+from working_copy import WorkingCopy
 
 DAMAGE: dict[str, tuple[str, str]] = {
     "deep": ("summary.json", "[" * 100_000),
@@ -69,6 +70,44 @@ def complete(uninterrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_damaged_files_are_one_line(material: Path) -> None:
     result = files_fuzz.fuzz(material, 200, seed=19)
     assert not result.found, "\n\n".join(result.found.values())
+
+
+def _same_size(path: Path) -> None:
+    path.write_text("B")
+
+
+def _as_a_folder(path: Path) -> None:
+    path.unlink()
+    (path / "new").mkdir(parents=True)
+
+
+TOUCHED: dict[str, Callable[[Path], object]] = {
+    "as many bytes": _same_size,
+    "a folder": _as_a_folder,
+    "gone": Path.unlink,
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "the link": lambda path: (path.with_name("link").unlink(), path.with_name("link").touch()),
+    "its folder": lambda path: shutil.rmtree(path.parent),
+    "a file as its folder": lambda path: (shutil.rmtree(path.parent), path.parent.touch()),
+    "others beside it": lambda path: (path.with_name("new").mkdir(), path.with_name("more").touch()),
+    "another of the same name": lambda path: (path.with_name("b").write_text("B"), path.with_name("b").replace(path)),
+}
+
+
+@pytest.mark.parametrize("how", TOUCHED)
+def test_the_fuzzer_puts_back_what_was_touched(how: str) -> None:
+    folder = Path("run/inner")
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("A")
+    (folder / "link").symlink_to("a")
+    copy = WorkingCopy()
+    for _ in range(2):
+        TOUCHED[how](folder / "a")
+        with pytest.raises(SystemExit):
+            copy.check()
+        copy.put_back()
+        copy.check()
+        assert [path.name for path in sorted(folder.iterdir())] == ["a", "link"]
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
