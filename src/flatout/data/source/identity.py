@@ -109,8 +109,7 @@ class Origins:
         book = _read_book(self._book())
         if book is None or not len(self.locators):
             return
-        order = np.argsort(book[:, 0])
-        at = order[np.minimum(np.searchsorted(book[:, 0], self.locators[:, 0], sorter=order), len(book) - 1)]
+        at = _places_in(book, self.locators)
         found = are_equal(self.locators, book[at, :2]) & ~are_known(self.digests)
         self.digests[found] = book[at[found], 2:]
         self._recalled = int(np.count_nonzero(are_known(self.digests)))
@@ -155,6 +154,14 @@ class Origins:
 def _read_book(path: Path) -> Words | None:
     book = _book_bytes(path)
     return None if book is None or len(book) % 32 else np.frombuffer(book, np.uint64).reshape(-1, 4)
+
+
+def _places_in(book: Words, locators: Words) -> NDArray[np.int64]:
+    """Of each locator, where the book has it if it does. A book of the same files has their order."""
+    if np.array_equal(book[:, :2], locators):
+        return np.arange(len(book))
+    order = np.argsort(book[:, 0])
+    return order[np.minimum(np.searchsorted(book[:, 0], locators[:, 0], sorter=order), len(book) - 1)]
 
 
 def _book_bytes(path: Path) -> bytes | None:
