@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from contradictions import trusted
 from rows import Row
 from zoo import TEXT
 
@@ -56,7 +57,7 @@ def offset_keys(row: Row) -> tuple[str, ...]:
 
 def fit(rows: Sequence[Row], iterations: int = 40) -> Fit:
     """Gauss-Newton with numeric derivatives of the coefficients; offsets are linear. A step that makes it worse is halved."""
-    problem = _problem(rows)
+    problem = _problem(trusted(rows))
     state, now = problem.begin, problem.badness(problem.begin)
     for _ in range(iterations):
         step = problem.step(state)
