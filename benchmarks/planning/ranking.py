@@ -46,7 +46,7 @@ def best_constant(measured: Sequence[float], cards: Sequence[str]) -> float:
 
 def best_by_specs(measured: Sequence[float], cards: Sequence[Card]) -> float | None:
     """The same if no card may be told slower than one that it beats in every figure of its specs."""
-    named = {card.name: _figures(card) for card in cards}
+    named = {card.name: card for card in cards}
     if len(named) > MOST_ORDERED:
         return None
     return max(
@@ -54,18 +54,23 @@ def best_by_specs(measured: Sequence[float], cards: Sequence[Card]) -> float | N
     )
 
 
-def _figures(card: Card) -> np.ndarray:
+def beats(card: Card, other: Card) -> bool:
+    """In one figure of its specs, and behind in none."""
+    own, theirs = _figures(card), _figures(other)
+    return all(mine >= its for mine, its in zip(own, theirs, strict=True)) and own != theirs
+
+
+def _figures(card: Card) -> tuple[float, ...]:
     tensor = (card.fp16_tensor_tflops or 0.0, card.tf32_tflops or 0.0)
-    return np.array([card.memory_gb_s, card.fp32_tflops, *tensor, card.watts])
+    return (card.memory_gb_s, card.fp32_tflops, *tensor, card.watts)
 
 
-def _orders(named: dict[str, np.ndarray], left: tuple[str, ...]) -> Iterator[list[str]]:
+def _orders(named: dict[str, Card], left: tuple[str, ...]) -> Iterator[list[str]]:
     """Slowest first."""
     if not left:
         yield []
     for name in left:
-        beats = [(named[name] >= named[o]).all() and (named[name] > named[o]).any() for o in left]
-        if not any(beats):
+        if not any(beats(named[name], named[other]) for other in left):
             for rest in _orders(named, tuple(o for o in left if o != name)):
                 yield [name, *rest]
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from contradictions import doubts, trusted
 from fitting import Fit, fit, leave_one_card_out, left_out
 from ranking import ranking
 from rows import SHARED, Row, read_rows
@@ -65,7 +66,7 @@ def ship(rows: Sequence[Row], dated: str) -> None:
     values = {
         "dated": dated,
         "source": "benchmarks/planning/throughput.py over published training speeds; see benchmarks/results",
-        "rows": len(rows),
+        "rows": len(trusted(rows)),
         "coefficients": {name: float(f"{value:.5g}") for name, value in zip(NAMES, fitted.coefficients, strict=True)},
         "software": round(float(np.mean(recent)), 4),
         "offsets": {key: round(float(value), 4) for key, value in kept.items()},
@@ -178,6 +179,7 @@ def report(rows: Sequence[Row], scored: Scored, left_out: Sequence[str], command
     for text in left_out:
         reasons[text.rpartition(": ")[2]] += 1
     out += ["", "Left out: " + (", ".join(f"{count} rows ({why})" for why, count in reasons.items()) or "none") + "."]
+    out += ["", "Scored, but in no fit that sees both cards: " + ("; ".join(doubts(rows)) or "none") + "."]
     return "\n".join(out) + "\n"
 
 

@@ -64,7 +64,7 @@ _RIDGE = {"16": 150.0, "tf32": 80.0, "32": 30.0}
 """Operations for each byte moved of the card that the exponents are relative to."""
 _WATTS = {"16": 2.0, "tf32": 4.0, "32": 12.0}
 """Watts for each TFLOPS of that card."""
-_MOST_SHARE = 0.95
+MOST_SHARE = 0.95
 _VECTOR_OPERATIONS = 10.0
 """For each element that a kernel without matrix product reads or writes: index, conversion to 32 bits, the operation. A
 card with much bandwidth for its vector units (A100, B200) is bound by them where elements have 16 bits."""
@@ -155,7 +155,7 @@ def kernel_seconds(jobs: Columns, coefficients: Floats) -> Floats:
 
     factors = np.append(coefficients, 1.0)  # -1 picks this one
     share = coefficients[jobs.rate] * jobs.ridge ** -at("ridge_power") * jobs.watts ** at("watt_power")
-    share = np.minimum(share, _MOST_SHARE)
+    share = np.minimum(share, MOST_SHARE)
     fill = 1 / (1 + at("half_width") / jobs.width)
     computing = jobs.computing_seconds / (share * fill)
     moving = jobs.moving_seconds / coefficients[jobs.traffic]
