@@ -27,6 +27,10 @@ class DeviceFacts:
     name: str = ""
     sixteen_bit: str | None = None
     """The 16-bit arithmetic it has units for: bf16 or fp16; None for neither."""
+    fuses: bool = False
+    """Whether flatout's compiled layers run on it: they were built, and the processor has AVX512_BF16."""
+    multiplies_tiles: bool = False
+    """Whether it has AMX, whose units torch's kernels use and ours do not."""
 
 
 def choose_device_kind(wanted: str, present: Mapping[str, bool]) -> Choice[str]:
@@ -82,6 +86,31 @@ def choose_precision(config: Config, device: DeviceFacts, so_far: str | None = N
     if fast is None:
         return Choice("fp32", f"{device.kind} has no faster 16-bit arithmetic that is chosen unasked", wanted)
     return Choice(fast, f"{device.name} has units for {fast}", wanted)
+
+
+def choose_kernels(config: Config, device: DeviceFacts) -> Choice[str]:
+    """torch or fused. Where fused layers cannot be had, those of torch are taken, and the reason says so."""
+    wanted, model, train, parallel = config.train.kernels, config.model, config.train, config.parallel
+    if wanted == "torch":
+        return as_set("train.kernels", "torch")
+    if is_open(wanted) and not is_open(config.speedups):
+        return Choice("torch", "fused layers are for speedups", wanted)
+    obstacles = {
+        f"device is {device.kind}, and they are for CPUs": device.kind != "cpu",
+        "they were not compiled, or this processor has no AVX512_BF16": not device.fuses,
+        "torch's own use this processor's AMX, and they do not": device.multiplies_tiles and is_open(wanted),
+        f"model.name is {model.name}, and they are for {', '.join(RESNETS)}": model.name not in RESNETS,
+        "model.blur_pool, squeeze_excite or stochastic_depth is on": bool(
+            model.blur_pool or model.squeeze_excite or model.stochastic_depth
+        ),
+        "train.compile is on": train.compile,
+        f"parallel.mode is {parallel.mode}": parallel.mode in ("dp", "fsdp"),
+        "parallel.sync_batchnorm is on": parallel.sync_batchnorm,
+        "they compute in bf16, which train.precision is not": choose_precision(config, device).value != "bf16",
+    }
+    if found := next((reason for reason, there in obstacles.items() if there), None):
+        return Choice("torch", f"no fused layers: {found}", wanted)
+    return Choice("fused", f"compiled layers for {device.name}, in bf16", wanted)
 
 
 def fast_precisions(device: DeviceFacts) -> set[str]:
