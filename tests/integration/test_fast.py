@@ -9,12 +9,15 @@ from flatout.engine.devices import choose_device
 from training import assert_ledger, assert_same_training, command, recipe, row_count, start, summary, wait_until
 
 EPOCHS, GLOBAL_BATCH = 4, 16
-KERNELS = "fused" if choose_device("cpu").facts.fuses and not choose_device("cpu").facts.multiplies_tiles else "torch"
+KERNELS = "fused" if choose_device("cpu").facts.fuses else "torch"
 
 
 def fast_recipe(work: Path, shapes: Path) -> Path:
-    """Says nothing of its optimizer, so that --fast does; in bf16, which it chooses only where a machine has units."""
-    values = recipe(shapes, train__epochs=EPOCHS, train__precision="bf16", data__global_batch=GLOBAL_BATCH)
+    """Says nothing of its optimizer, so that --fast does; in bf16 and with fused layers, as it chooses where a machine
+    has units for them (and batches are larger)."""
+    values = recipe(
+        shapes, train__epochs=EPOCHS, train__precision="bf16", train__kernels="fused", data__global_batch=GLOBAL_BATCH
+    )
     del values["train"]["lr"], values["data"]["batch_size"]
     values["views"]["small"] |= {"size": 32}
     path = work / "fast.yaml"

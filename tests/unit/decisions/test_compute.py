@@ -78,6 +78,12 @@ def test_fused_layers_are_for_speedups_and_where_they_can_be_had() -> None:
     assert [chosen({}), chosen({"speedups": "auto"}), chosen({"train": bf16})] == ["torch", "fused", "fused"]
     assert chosen({"speedups": "auto", "train": {"kernels": "torch"}}) == "torch"
     assert [chosen({"speedups": "auto"}, with_tiles), chosen({"train": bf16}, with_tiles)] == ["torch", "fused"]
+    for batch, expected in ((128, "fused"), (100, "fused"), (16, "torch"), (70, "torch")):
+        assert chosen({"speedups": "auto", "data": {"batch_size": batch}}) == expected
+    assert (
+        chosen({"speedups": "auto", "data": {"global_batch": 64}, "parallel": {"mode": "ddp", "devices": 4}}) == "torch"
+    )
+    assert chosen({"train": bf16, "data": {"batch_size": 16}}) == "fused"  # the recipe's own word counts
     for recipe, device, reason in (
         ({"train": bf16}, DeviceFacts("cpu", "Xeon", "bf16"), "not compiled, or this processor"),
         ({"train": bf16}, A100, "device is cuda"),

@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from flatout.decisions.compute import FUSED_GROUP
+
 try:
     from flatout.tasks.classification import _fused
 
@@ -21,7 +23,7 @@ try:
 except ImportError:
     SUPPORTED = False
 
-GROUP = 32  # samples that lie side by side
+GROUP = FUSED_GROUP  # samples that lie side by side
 Layer = tuple[nn.Conv2d, nn.BatchNorm2d]
 
 

@@ -56,38 +56,45 @@ static void all_blocks(const taps *t, const bf16_pair *x, const bf16_pair *weigh
     }
 }
 
-/* [outputs][taps][inputs] -> [block][tap][pair of inputs][outputs of the block][2]. */
-static void pack_forward(const geometry *g, const float *weights, bf16_pair *to) {
-    int all = g->kernel_rows * g->kernel_columns, pairs = g->inputs / 2, block = block_of(g->outputs);
-    const __m512i apart = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                             _mm512_set1_epi32(block));
-    for (int o = 0; o < g->outputs; o++) {
-        bf16_pair *row = to + (ptrdiff_t)(o / block) * block * all * pairs + o % block;
-        const float *from = weights + (ptrdiff_t)o * all * g->inputs;
-        for (int k = 0; k < all; k++, from += g->inputs)
-            for (int j = 0; j < pairs; j += VECTOR) {
-                int left = pairs - j < VECTOR ? pairs - j : VECTOR;
-                __mmask16 inside = (__mmask16)((1u << left) - 1);
-                __m512 low = _mm512_maskz_loadu_ps((__mmask16)(2 * left >= 16 ? 0xffff : (1u << 2 * left) - 1), from + 2 * j);
-                __m512 high = left <= 8 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps((__mmask16)((1u << (2 * left - 16)) - 1), from + 2 * j + 16);
-                _mm512_mask_i32scatter_epi32(row + ((ptrdiff_t)k * pairs + j) * block, inside, apart,
-                                             (__m512i)_mm512_cvtne2ps_pbh(high, low), 4);
+typedef struct {
+    const geometry *g;
+    const float *weights;
+    bf16_pair *to;
+} packing;
+
+/* Of one block: [outputs][taps][inputs] -> [block][tap][pair of inputs][outputs of the block][2]. */
+static void pack_forward(const void *context, int number) {
+    const packing *p = context;
+    int inputs = p->g->inputs, all = p->g->kernel_rows * p->g->kernel_columns, block = block_of(p->g->outputs);
+    ptrdiff_t next = (ptrdiff_t)all * inputs;
+    bf16_pair *to = p->to + number * next / 2 * block;
+    for (int k = 0; k < all; k++)
+        for (int i = 0; i < inputs; i += 2 * VECTOR) {
+            __mmask16 low = up_to(inputs - i), high = up_to(inputs - i - VECTOR);
+            __m512i r[16];
+            for (int o = 0; o < 16; o++) {
+                const float *from = p->weights + (number * block + o) * next + k * inputs + i;
+                __m512 first = _mm512_maskz_loadu_ps(o < block ? low : 0, from);
+                r[o] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(o < block ? high : 0, from + VECTOR), first);
             }
-    }
+            transpose(r);
+            for (int j = 0; j < VECTOR && i + 2 * j < inputs; j++, to += block)
+                _mm512_mask_storeu_epi32(to, up_to(block), r[j]);
+        }
 }
 
-/* [outputs][taps][inputs] -> [block][tap][pair of outputs][inputs of the block][2]. */
-static void pack_backward(const geometry *g, const float *weights, bf16_pair *to) {
-    int all = g->kernel_rows * g->kernel_columns, pairs = g->outputs / 2, block = block_of(g->inputs);
-    ptrdiff_t next = (ptrdiff_t)all * g->inputs;
-    __mmask16 inside = (__mmask16)((1u << block) - 1);
-    for (int i = 0; i < g->inputs; i += block)
-        for (int k = 0; k < all; k++)
-            for (int j = 0; j < pairs; j++, to += block) {
-                const float *from = weights + 2 * j * next + (ptrdiff_t)k * g->inputs + i;
-                __m512 first = _mm512_maskz_loadu_ps(inside, from), second = _mm512_maskz_loadu_ps(inside, from + next);
-                _mm512_mask_storeu_epi32(to, inside, pairs_of(first, second));
-            }
+/* Of one block: [outputs][taps][inputs] -> [block][tap][pair of outputs][inputs of the block][2]. */
+static void pack_backward(const void *context, int number) {
+    const packing *p = context;
+    int inputs = p->g->inputs, all = p->g->kernel_rows * p->g->kernel_columns, block = block_of(inputs);
+    ptrdiff_t next = (ptrdiff_t)all * inputs;
+    bf16_pair *to = p->to + (ptrdiff_t)number * all * (p->g->outputs / 2) * block;
+    for (int k = 0; k < all; k++)
+        for (int o = 0; o < p->g->outputs; o += 2, to += block) {
+            const float *from = p->weights + o * next + (ptrdiff_t)k * inputs + number * block;
+            __m512 first = _mm512_maskz_loadu_ps(up_to(block), from);
+            _mm512_mask_storeu_epi32(to, up_to(block), pairs_of(first, _mm512_maskz_loadu_ps(up_to(block), from + next)));
+        }
 }
 
 typedef struct {
@@ -140,7 +147,8 @@ static void forward_row(const void *context, int number) {
 
 void conv_forward(const geometry *g, const bf16_pair *x, const float *weights, bf16_pair *packed, bf16_pair *z,
                   float *partial, int threads) {
-    pack_forward(g, weights, packed);
+    packing p = {g, weights, packed};
+    in_threads(threads, g->outputs / block_of(g->outputs), pack_forward, &p);
     conv c = {g, x, packed, z, partial};
     in_threads(threads, g->groups * g->out_rows, forward_row, &c);
 }
@@ -168,7 +176,8 @@ static void backward_row(const void *context, int number) {
 
 void conv_to_inputs(const geometry *g, const bf16_pair *gradient, const float *weights, bf16_pair *packed,
                     bf16_pair *x_gradient, int threads) {
-    pack_backward(g, weights, packed);
+    packing p = {g, weights, packed};
+    in_threads(threads, g->inputs / block_of(g->inputs), pack_backward, &p);
     conv c = {g, gradient, packed, x_gradient, NULL};
     in_threads(threads, g->groups * g->in_rows, backward_row, &c);
 }
@@ -196,8 +205,7 @@ static void transpose_place(const void *context, int number) {
             for (int j = 0; j < 16; j++)
                 r[j] = 2 * j < left ? load(from + (c / 2 + j) * GROUP + VECTOR * half) : _mm512_setzero_si512();
             transpose(r); /* now a sample each, with 32 channels */
-            __mmask16 first = (__mmask16)((1u << (left < 16 ? left : 16)) - 1);
-            __mmask16 second = (__mmask16)(left > 16 ? (1u << (left - 16)) - 1 : 0);
+            __mmask16 first = up_to(left), second = up_to(left - VECTOR);
             for (int m = 0; m < 8; m++) {
                 bf16_pair *row = to + (ptrdiff_t)(8 * half + m) * p->channels + c;
                 _mm512_mask_storeu_epi32(row, first, _mm512_permutex2var_epi16(r[2 * m], low, r[2 * m + 1]));
@@ -210,7 +218,7 @@ typedef struct {
     const geometry *g;
     const bf16_pair *x, *gradient; /* transposed */
     float *to;
-    int blocks_out, blocks_in;
+    int blocks_out, blocks_in, parts; /* of the channels, of the taps */
     ptrdiff_t x_group, x_row, x_column, x_pair; /* from one to the next */
 } weights_gradient;
 
@@ -244,8 +252,7 @@ INLINE void multiply(const weights_gradient *w, int group, int k, int o, int i, 
     ptrdiff_t next = (ptrdiff_t)g->kernel_rows * g->kernel_columns * g->inputs;
     for (int r = 0; r < outputs; r++)
         for (int v = 0; v < vectors; v++) {
-            int left = g->inputs - i - VECTOR * v;
-            __mmask16 inside = left >= VECTOR ? 0xffff : (__mmask16)((1u << left) - 1);
+            __mmask16 inside = up_to(g->inputs - i - VECTOR * v);
             float *to = w->to + (o + r) * next + (ptrdiff_t)k * g->inputs + i + VECTOR * v;
             _mm512_mask_storeu_ps(to, inside, _mm512_add_ps(_mm512_maskz_loadu_ps(inside, to), sum[r][v]));
         }
@@ -255,12 +262,13 @@ static void weights_block(const void *context, int number) {
     const weights_gradient *w = context;
     const geometry *g = w->g;
     int i = number % w->blocks_in * 2 * VECTOR, block = block_of(g->outputs);
-    int o = number / w->blocks_in % w->blocks_out * block, tap_row = number / w->blocks_in / w->blocks_out;
+    int o = number / w->blocks_in % w->blocks_out * block, part = number / w->blocks_in / w->blocks_out;
+    int taps_of_part = g->kernel_rows * g->kernel_columns / w->parts;
     int rows = g->out_columns >= PLACES ? 1 : PLACES / g->out_columns, vectors = g->inputs - i > VECTOR ? 2 : 1;
     for (int group = 0; group < g->groups; group++)
         for (int low = 0; low < g->out_rows; low += rows) {
             int high = low + rows < g->out_rows ? low + rows : g->out_rows;
-            for (int k = tap_row * g->kernel_columns; k < (tap_row + 1) * g->kernel_columns; k++) {
+            for (int k = part * taps_of_part; k < (part + 1) * taps_of_part; k++) {
                 if (block == WIDE && vectors == 2)
                     multiply(w, group, k, o, i, low, high, WIDE, 2);
                 else if (block == WIDE)
@@ -291,8 +299,9 @@ void conv_to_weights(const geometry *g, const bf16_pair *x, const bf16_pair *gra
     in_threads(threads, g->groups * g->in_rows * columns, transpose_place, &of_x);
     int blocks_out = g->outputs / block_of(g->outputs), blocks_in = (g->inputs + 2 * VECTOR - 1) / (2 * VECTOR);
     ptrdiff_t place = (ptrdiff_t)channels * GROUP / 2;
-    weights_gradient w = {g, x_scratch, scratch, weight_gradient, blocks_out, blocks_in, pairs_of_group(g),
+    int parts = blocks_out * blocks_in < threads ? g->kernel_rows : 1; /* which change the order of no sum */
+    weights_gradient w = {g, x_scratch, scratch, weight_gradient, blocks_out, blocks_in, parts, pairs_of_group(g),
                           place * columns, by_row ? 2 * g->column_pairs : place, channels};
     memset(weight_gradient, 0, sizeof(float) * (size_t)(g->outputs * g->kernel_rows * g->kernel_columns * g->inputs));
-    in_threads(threads, g->kernel_rows * blocks_out * blocks_in, weights_block, &w);
+    in_threads(threads, parts * blocks_out * blocks_in, weights_block, &w);
 }

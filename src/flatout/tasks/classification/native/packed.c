@@ -30,7 +30,7 @@ static void pack_row(const void *context, int number) {
                 int first = GROUP * group + VECTOR * half, left = p->columns - x < VECTOR ? p->columns - x : VECTOR;
                 const float *from = p->images + ((ptrdiff_t)first * 3 + c) * plane + (ptrdiff_t)y * p->columns + x;
                 __m512i r[16];
-                pack_block(from, 3 * plane, (__mmask16)((1u << left) - 1), p->samples - first, r);
+                pack_block(from, 3 * plane, up_to(left), p->samples - first, r);
                 for (int i = 0; i < left; i++) {
                     int e = p->before + p->step * (x + i) + c;
                     __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)r[i]));

@@ -44,10 +44,11 @@ INLINE void transpose(__m512i r[16]) { /* 16x16 numbers of 32 bits */
     }
 }
 
-/* Of the samples that fill up the last group, zeros. */
-INLINE __mmask16 present(int samples, int group, int half) {
-    int left = samples - GROUP * group - VECTOR * half;
-    return left >= VECTOR ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
+INLINE __mmask16 up_to(int count) {
+    return count >= VECTOR ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1);
 }
+
+/* Which of 16 samples are there: the others fill up the last group, with zeros. */
+INLINE __mmask16 present(int samples, int group, int half) { return up_to(samples - GROUP * group - VECTOR * half); }
 
 #endif
