@@ -5,14 +5,19 @@ from pathlib import Path
 
 import yaml
 
+from flatout.engine.devices import choose_device
 from training import assert_ledger, assert_same_training, command, recipe, row_count, start, summary, wait_until
 
 EPOCHS, GLOBAL_BATCH = 4, 16
+KERNELS = "fused" if choose_device("cpu").facts.fuses else "torch"
 
 
 def fast_recipe(work: Path, shapes: Path) -> Path:
-    """Says nothing of its optimizer, so that --fast does; in bf16, which it chooses only where a machine has units."""
-    values = recipe(shapes, train__epochs=EPOCHS, train__precision="bf16", data__global_batch=GLOBAL_BATCH)
+    """Says nothing of its optimizer, so that --fast does; in bf16 and with fused layers, as it chooses where a machine
+    has units for them (and batches are larger)."""
+    values = recipe(
+        shapes, train__epochs=EPOCHS, train__precision="bf16", train__kernels="fused", data__global_batch=GLOBAL_BATCH
+    )
     del values["train"]["lr"], values["data"]["batch_size"]
     values["views"]["small"] |= {"size": 32}
     path = work / "fast.yaml"
@@ -25,7 +30,9 @@ def test_it_goes_on_to_the_bit_after_a_kill(work: Path, shapes: Path) -> None:
     finished = command("train", config, "--fast", "--run", whole, cwd=work)
     assert finished.code == 0, finished.err
     resolved = json.loads((whole / "resolved.json").read_text())
-    on = resolved["attempts"][0]["decided"]["speedups"]["value"]
+    decided = resolved["attempts"][0]["decided"]
+    on = decided["speedups"]["value"]
+    assert decided["train"]["kernels"]["value"] == KERNELS
     assert {"train.optimizer", "train.lr", "train.schedule", "views.small.sizes"} <= set(on)
     assert summary(whole)["optimizer"]["name"] == "muon"
     killed = start("train", config, "--fast", "--run", run, cwd=work)

@@ -95,6 +95,7 @@ FEATURES = (
     Feature("processes", lambda c: c.set(data__workers=2, data__worker_kind="process"), "bits", "worker_kind"),
     Feature("accumulate", lambda c: c.set(train__accumulate=2), "samples", "accumulate"),
     Feature("bf16", lambda c: c.set(train__precision="bf16"), "samples", "bf16|precision"),
+    Feature("fused layers", lambda c: c.set(train__precision="bf16", train__kernels="fused"), "samples", "kernels|fused|bf16|precision"),
     Feature("ema", lambda c: c.set(train__ema=0.9), "losses", "ema"),
     Feature("mixup+cutmix", lambda c: c.set(views__small__mixup=0.4, views__small__cutmix=0.6), "samples", "views"),
     Feature("checkpointing", lambda c: c.set(train__checkpointing=True), "bits", "checkpointing"),

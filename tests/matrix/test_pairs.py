@@ -39,6 +39,7 @@ SAMPLE = [
     ("own loss", "resume after kill -9"),
     ("bf16", "emulated"),
     ("zip", "balanced classes"),
+    ("fused layers", "resume after kill -9"),
 ]
 
 

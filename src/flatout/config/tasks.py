@@ -91,6 +91,7 @@ _CLASSIFICATION = TaskSpec(
         "model.squeeze_excite",
         "model.stochastic_depth",
         "train.channels_last",
+        "train.kernels",
         "train.loss",
         "train.selective",
         "train.loss_options",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _BETA1 = 0.9
 _QUEUED_LOG_STEPS = 10
+FUSED_GROUP = 32  # samples that fused layers compute together, there or not
+_LEAST_FILLED = 0.75  # of such groups: torch's layers take 1.1 to 1.9 times as long as those of full ones
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class DeviceFacts:
     name: str = ""
     sixteen_bit: str | None = None
     """The 16-bit arithmetic it has units for: bf16 or fp16; None for neither."""
+    fuses: bool = False
+    """Whether flatout's compiled layers run on it: they were built, and the processor has AVX512_BF16."""
+    multiplies_tiles: bool = False
+    """Whether it has AMX, whose units torch's kernels use and ours do not."""
 
 
 def choose_device_kind(wanted: str, present: Mapping[str, bool]) -> Choice[str]:
@@ -82,6 +89,42 @@ def choose_precision(config: Config, device: DeviceFacts, so_far: str | None = N
     if fast is None:
         return Choice("fp32", f"{device.kind} has no faster 16-bit arithmetic that is chosen unasked", wanted)
     return Choice(fast, f"{device.name} has units for {fast}", wanted)
+
+
+def choose_kernels(config: Config, device: DeviceFacts) -> Choice[str]:
+    """torch or fused. Where fused layers cannot be had, those of torch are taken, and the reason says so."""
+    wanted, model, train, parallel = config.train.kernels, config.model, config.train, config.parallel
+    if wanted == "torch":
+        return as_set("train.kernels", "torch")
+    if is_open(wanted) and not is_open(config.speedups):
+        return Choice("torch", "fused layers are for speedups", wanted)
+    samples = _samples_at_once(config)
+    obstacles = {
+        f"device is {device.kind}, and they are for CPUs": device.kind != "cpu",
+        "they were not compiled, or this processor has no AVX512_BF16": not device.fuses,
+        "torch's own use this processor's AMX, and they do not": device.multiplies_tiles and is_open(wanted),
+        f"model.name is {model.name}, and they are for {', '.join(RESNETS)}": model.name not in RESNETS,
+        "model.blur_pool, squeeze_excite or stochastic_depth is on": bool(
+            model.blur_pool or model.squeeze_excite or model.stochastic_depth
+        ),
+        "train.compile is on": train.compile,
+        f"parallel.mode is {parallel.mode}": parallel.mode in ("dp", "fsdp"),
+        "parallel.sync_batchnorm is on": parallel.sync_batchnorm,
+        "they compute in bf16, which train.precision is not": choose_precision(config, device).value != "bf16",
+        f"parts of {samples} samples would fill too little of groups of {FUSED_GROUP}": is_open(wanted)
+        and samples / (math.ceil(samples / FUSED_GROUP) * FUSED_GROUP) < _LEAST_FILLED,
+    }
+    if found := next((reason for reason, there in obstacles.items() if there), None):
+        return Choice("torch", f"no fused layers: {found}", wanted)
+    return Choice("fused", f"compiled layers for {device.name}, in bf16", wanted)
+
+
+def _samples_at_once(config: Config) -> int:
+    data, parallel = config.data, config.parallel
+    if data.global_batch is None:
+        return math.ceil(data.batch_size / config.train.accumulate)
+    ranks = parallel.nodes * (parallel.devices if isinstance(parallel.devices, int) else 1)
+    return math.ceil(data.global_batch / ranks / config.train.accumulate)
 
 
 def fast_precisions(device: DeviceFacts) -> set[str]:

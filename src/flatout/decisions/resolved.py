@@ -13,6 +13,7 @@ from flatout.decisions.loading import DataDecisions
 from flatout.decisions.speedups import NO_METHODS, NO_SPEEDUPS
 
 D = TypeVar("D")
+NO_KERNELS: Choice[str] = Choice("torch", "not recorded")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class TrainDecisions:
     log_every: Choice[int]
     optimizer: Choice[dict[str, Any]]
     """Its name and arguments."""
+    kernels: Choice[str] = NO_KERNELS
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,15 @@ def describe_arithmetic(config: Config, device: Device) -> dict[str, Any]:
 
 def say_arithmetic(config: Config, device: Device) -> list[str]:
     """One line for the log of a run whose numbers are not all of 24 bits: on CUDA fp32 need not mean that."""
-    precision = choose_precision(config, device)
+    precision, kernels = choose_precision(config, device), decisions.choose_kernels(config, device.facts)
+    said = []
     if device.kind == "cpu" and precision != "fp32":
-        return [f"arithmetic: {precision} (train.precision=fp32 for all 24 bits)"]
+        said.append(f"arithmetic: {precision} (train.precision=fp32 for all 24 bits)")
+    if kernels.value == "fused":
+        said.append(f"layers: {kernels.reason} (train.kernels=torch for those of torch)")
+    elif config.train.kernels == "fused":
+        said.append(f"train.kernels is fused, but torch computes: {kernels.reason}")
     if device.kind != "cuda":
-        return []
+        return said
     rest = "TF32 (train.tf32=false for all 24 bits)" if config.train.tf32 else "fp32"
-    return [f"arithmetic: {rest if precision == 'fp32' else f'{precision}, and {rest} in what stays fp32'}"]
+    return [*said, f"arithmetic: {rest if precision == 'fp32' else f'{precision}, and {rest} in what stays fp32'}"]

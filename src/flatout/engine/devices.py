@@ -11,6 +11,7 @@ import torch
 from flatout.decisions.compute import DeviceFacts, choose_device_kind, queues_work
 from flatout.errors import ConfigError
 from flatout.machine.cpu import cpu_flags, cpu_name
+from flatout.tasks.classification.fused import SUPPORTED
 
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86 and, the last, of ARM
 
@@ -43,7 +44,8 @@ class Device:
     @property
     def facts(self) -> DeviceFacts:
         """What decisions need to know of it."""
-        return DeviceFacts(self.kind, self.name, self.sixteen_bit)
+        tiles = self.kind == "cpu" and "amx_bf16" in cpu_flags()
+        return DeviceFacts(self.kind, self.name, self.sixteen_bit, self.kind == "cpu" and SUPPORTED, tiles)
 
     def wait(self) -> None:
         """Until everything that was queued is done."""

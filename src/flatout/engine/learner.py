@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.config.schema import Config, ModelConfig
+from flatout.decisions.compute import choose_kernels
 from flatout.engine.channels_last import to_channels_last
 from flatout.engine.cuda_defaults import choose_precision
 from flatout.engine.devices import Device
@@ -29,7 +30,7 @@ from flatout.engine.precision import Precision, build_precision
 from flatout.engine.sharded_tensors import gather_full, shard_like
 from flatout.errors import ConfigError
 from flatout.tasks.classification.emulated_model import EmulatedModel
-from flatout.tasks.protocol import Task
+from flatout.tasks.protocol import FusesLayers, Task
 
 
 @dataclass
@@ -129,6 +130,8 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     check_later_freezing(model, config.model)
     if train.channels_last and device.kind != "emulated":
         model = to_channels_last(model, device.kind)
+    if choose_kernels(config, device.facts).value == "fused" and isinstance(task, FusesLayers):
+        task.fuse_layers(model)
     optimizer = optimizer_for(model, train)
     precision = build_precision(choose_precision(config, device), device.torch.type)
     averages, ahead = (Ema, Swa), Lookahead

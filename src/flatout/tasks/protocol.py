@@ -49,6 +49,13 @@ class NamesOutputs(Protocol):
     def probabilities(self, logits: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class FusesLayers(Protocol):
+    """A task that can compute its model's layers by compiled code of its own (train.kernels: fused)."""
+
+    def fuse_layers(self, model: nn.Module) -> None: ...
+
+
 class JudgesSamples(Protocol):
     """A task that can be trained with train.selective."""
 

@@ -8,7 +8,7 @@ from flatout.config.schema import Config
 from flatout.data.batch import BatchSource
 from flatout.decisions import Choice, Resolved
 from flatout.decisions.batches import choose_batch
-from flatout.decisions.compute import choose_device_kind, choose_log_interval, choose_threads
+from flatout.decisions.compute import choose_device_kind, choose_kernels, choose_log_interval, choose_threads
 from flatout.decisions.document import with_attempt, with_changes
 from flatout.decisions.loading import DataDecisions
 from flatout.decisions.resolved import MonitorDecisions, ParallelDecisions, TrainDecisions
@@ -45,6 +45,7 @@ def resolve(
             precision,
             choose_log_interval(config.train.log_every, learner.device.waits),
             arguments_for(learner.model, config.train),
+            choose_kernels(config, learner.device.facts),
         ),
         ParallelDecisions(rank_interface),
         MonitorDecisions(monitored),

@@ -1,5 +1,7 @@
 """Where and how the model computes. Precision has its table in tests/unit/engine/test_cuda_defaults.py."""
 
+from typing import Any
+
 import pytest
 
 from flatout.config.loading import load_config
@@ -10,6 +12,7 @@ from flatout.decisions.compute import (
     check_monitored_interface,
     choose_device_kind,
     choose_interface,
+    choose_kernels,
     choose_log_interval,
     choose_monitored_interface,
     choose_optimizer,
@@ -62,6 +65,39 @@ def test_a_cpu_with_units_for_bf16_uses_them_where_speedups_are_asked_for() -> N
     others = load_config({"speedups": "auto", "model": {"name": "timm:resnet18"}}).config
     assert choose_precision(others, able).value == "fp32"
     assert choose_precision(fast, other, so_far="bf16").value == "bf16"  # went on elsewhere
+
+
+def test_fused_layers_are_for_speedups_and_where_they_can_be_had() -> None:
+    able = DeviceFacts("cpu", "EPYC", "bf16", fuses=True)
+    with_tiles = DeviceFacts("cpu", "Xeon", "bf16", fuses=True, multiplies_tiles=True)
+    bf16 = {"kernels": "fused", "precision": "bf16"}
+
+    def chosen(recipe: dict[str, Any], device: DeviceFacts = able) -> str:
+        return choose_kernels(load_config(recipe).config, device).value
+
+    assert [chosen({}), chosen({"speedups": "auto"}), chosen({"train": bf16})] == ["torch", "fused", "fused"]
+    assert chosen({"speedups": "auto", "train": {"kernels": "torch"}}) == "torch"
+    assert [chosen({"speedups": "auto"}, with_tiles), chosen({"train": bf16}, with_tiles)] == ["torch", "fused"]
+    for batch, expected in ((128, "fused"), (100, "fused"), (16, "torch"), (70, "torch")):
+        assert chosen({"speedups": "auto", "data": {"batch_size": batch}}) == expected
+    assert (
+        chosen({"speedups": "auto", "data": {"global_batch": 64}, "parallel": {"mode": "ddp", "devices": 4}}) == "torch"
+    )
+    assert chosen({"train": bf16, "data": {"batch_size": 16}}) == "fused"  # the recipe's own word counts
+    for recipe, device, reason in (
+        ({"train": bf16}, DeviceFacts("cpu", "Xeon", "bf16"), "not compiled, or this processor"),
+        ({"train": bf16}, A100, "device is cuda"),
+        ({"train": bf16, "model": {"name": "timm:resnet18"}}, able, "model.name is timm:resnet18"),
+        ({"train": bf16, "model": {"squeeze_excite": True}}, able, "squeeze_excite"),
+        ({"train": bf16 | {"compile": True}}, able, "train.compile"),
+        ({"train": {"kernels": "fused"}}, able, "bf16, which train.precision is not"),
+        ({"speedups": "auto", "train": {"precision": "fp32"}}, able, "bf16, which train.precision is not"),
+        ({"train": bf16, "parallel": {"mode": "fsdp", "devices": 2}}, able, "parallel.mode is fsdp"),
+        ({"train": bf16, "parallel": {"mode": "ddp", "devices": 2, "sync_batchnorm": True}}, able, "sync_batchnorm"),
+    ):
+        found = choose_kernels(load_config(recipe).config, device)
+        assert found.value == "torch"
+        assert reason in found.reason
 
 
 def test_only_arithmetic_that_a_device_has_is_measured() -> None:

@@ -36,7 +36,7 @@ def words(annotation: Any) -> set[str]:
 def test_the_schema_is_looked_through() -> None:
     found = set(auto_keys(Config))
     assert found >= {"device", "threads", "data.workers", "data.cache", "data.stage", "data.shared", "train.precision"}
-    assert len(found) == 15
+    assert len(found) == 16
 
 
 @pytest.fixture(scope="module")

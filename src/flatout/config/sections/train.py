@@ -78,6 +78,9 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of forward and backward; weights stay fp32. auto is fp32, but on CUDA what the card is fast in: bf16,
     or fp16 before Ampere; with speedups: auto bf16 on a CPU that has units for it. A run that goes on keeps its own."""
+    kernels: Literal["auto", "torch", "fused"] = "auto"
+    """What computes a ResNet's layers: torch, or flatout's own compiled code for convolution, norm and ReLU in bf16, on
+    CPUs with AVX512_BF16 (docs/faster.md). auto is torch; with speedups: auto it is fused wherever that can be had."""
     tf32: StrictBool = True
     """CUDA: matrix products and convolutions of fp32 numbers round their inputs to 10 bits of fraction."""
     channels_last: StrictBool = True

@@ -5,16 +5,17 @@ residual starts at zero (unless `Extras` say otherwise), so that a new network b
 learning rate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from flatout.tasks.classification import fused
 from flatout.tasks.classification.resnet_extras import Blur, BlurredConv, Extras, SqueezeExcite, StridedConv
 
 Stem = Literal["standard", "small", "patch"]
@@ -56,6 +57,10 @@ class BasicBlock(nn.Module):
     def last_norm(self) -> nn.BatchNorm2d:
         return self.bn2
 
+    @property
+    def layers(self) -> list[fused.Layer]:
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
+
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
@@ -85,6 +90,10 @@ class Bottleneck(nn.Module):
     def last_norm(self) -> nn.BatchNorm2d:
         return self.bn3
 
+    @property
+    def layers(self) -> list[fused.Layer]:
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
+
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
@@ -103,7 +112,8 @@ DEPTHS: dict[str, tuple[Block, tuple[int, int, int, int]]] = {
 
 
 class ResNet(nn.Module):
-    """Build it with `resnet()`. Set `checkpointing` to recompute each block in backward instead of keeping it."""
+    """Build it with `resnet()`. Set `checkpointing` to recompute each block in backward instead of keeping it, and
+    `fused` to compute by compiled code what it can (see fused.py): in bf16, without extras."""
 
     def __init__(
         self,
@@ -116,7 +126,7 @@ class ResNet(nn.Module):
         extras: Extras,
     ) -> None:
         super().__init__()
-        self.checkpointing = False
+        self.checkpointing = self.fused = False
         self.conv1 = _stem(stem, in_channels, channels[0])
         self.bn1 = nn.BatchNorm2d(channels[0])
         self.relu = nn.ReLU(inplace=True)
@@ -131,14 +141,28 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor, scales: Tensor | None = None) -> Tensor:
         """`scales` are factors on the residuals, [samples, blocks] (stochastic depth, in training)."""
+        if self.fused and scales is None and fused.can_compute(x):
+            return self._fused_logits(x)
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         recompute = self.checkpointing and torch.is_grad_enabled()
-        blocks = (each for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for each in layer)
-        for number, block in enumerate(blocks):
+        for number, block in enumerate(self._blocks()):
             scale = None if scales is None else scales[:, number]
-            x = _recomputed(block, x, scale) if recompute else block(x, scale)
+            x = _recomputed(block, block, x, scale) if recompute else block(x, scale)
         logits: Tensor = self.fc(self.avgpool(x).flatten(1))
         return logits
+
+    def _fused_logits(self, images: Tensor) -> Tensor:
+        x = fused.stem(images, (self.conv1, self.bn1), pools=isinstance(self.maxpool, nn.MaxPool2d))
+        recompute = self.checkpointing and torch.is_grad_enabled()
+        for block in self._blocks():
+            run = partial(fused.block, block.layers, block.downsample, len(images))
+            x = _recomputed(block, run, x) if recompute else run(x)
+        logits: Tensor = self.fc(fused.means(x, len(images)))
+        return logits
+
+    def _blocks(self) -> Iterator[BasicBlock | Bottleneck]:
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            yield from cast("Iterable[BasicBlock | Bottleneck]", layer)
 
 
 def _stem(stem: Stem, inputs: int, outputs: int) -> nn.Conv2d:
@@ -158,9 +182,9 @@ def _stage(block: Block, depth: int, inputs: int, channels: int, stride: int, ex
     return nn.Sequential(block(inputs, channels, stride, extras), *rest)
 
 
-def _recomputed(block: nn.Module, x: Tensor, scale: Tensor | None) -> Tensor:
+def _recomputed(block: nn.Module, compute: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     # Blocks draw no random numbers: saving the generators' state would only cost a sync.
-    run = partial(checkpoint, block, x, scale, use_reentrant=False, preserve_rng_state=False)
+    run = partial(checkpoint, compute, *inputs, use_reentrant=False, preserve_rng_state=False)
     # The compiler replays arithmetic only, so buffers change once there anyway; and it accepts no Python context.
     out: Tensor = run() if torch.compiler.is_compiling() else run(context_fn=partial(_contexts, block))
     return out

@@ -24,7 +24,7 @@ from flatout.tasks.classification.own_code import (
     try_metrics,
     try_model,
 )
-from flatout.tasks.classification.resnet import DEPTHS, block_count
+from flatout.tasks.classification.resnet import DEPTHS, ResNet, block_count
 from flatout.tasks.classification.resnet_extras import Extras, residual_scales
 from flatout.tasks.protocol import Sums
 
@@ -65,6 +65,7 @@ class Classification:
         self.eval_view = eval_view
         self._own_loss = open_loss(config.train)
         self._own_metrics = open_metrics(config.validate_.metrics)
+        self._by_plane = False  # what fused layers read, and what is made fastest
 
     def build_model(self) -> nn.Module:
         model, checkpointing = self.config.model, self.config.train.checkpointing
@@ -87,6 +88,10 @@ class Classification:
         if self._own_loss is not None:
             try_loss(self._own_loss, logits, self.config.train.loss)
         try_metrics(self._own_metrics, logits)
+
+    def fuse_layers(self, model: nn.Module) -> None:
+        assert isinstance(model, ResNet)
+        model.fused, self._by_plane = True, True
 
     def to_device(self, batch: Batch, device: torch.device) -> Inputs:
         inputs = on_device(batch, device)
@@ -149,7 +154,7 @@ class Classification:
 
     def normalized(self, images: Tensor, view: View) -> Tensor:
         """uint8 pixels as the model takes them."""
-        return normalize(images, view, channels_last=self.config.train.channels_last)
+        return normalize(images, view, channels_last=self.config.train.channels_last and not self._by_plane)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Training loss of each sample."""
