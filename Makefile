@@ -28,7 +28,7 @@ install: $(CORE)
 	@echo "    $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[service,translation]'"
 
 # Installed anew when the project's own files change what is needed; otherwise this costs nothing.
-$(CORE): pyproject.toml setup.py constraints.txt $(wildcard src/flatout/data/pixels/*.c src/flatout/data/pixels/native/*)
+$(CORE): pyproject.toml setup.py constraints.txt $(wildcard $(foreach room,data/pixels tasks/classification,src/flatout/$(room)/*.c src/flatout/$(room)/native/*))
 	@$(call get_packages,$(BUILD_PACKAGES),Pillow decodes then and takes several times as long)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools wheel

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-PIXELS, CLASSIFICATION = Path("src/flatout/data/pixels"), Path("src/flatout/tasks/classification")
+PIXELS, LAYERS = Path("src/flatout/data/pixels"), Path("src/flatout/tasks/classification")
 
 setup(
     ext_modules=[
@@ -21,8 +21,8 @@ setup(
         ),
         Extension(
             "flatout.tasks.classification._fused",
-            sources=[str(path) for path in [CLASSIFICATION / "_fused.c", *sorted((CLASSIFICATION / "native").glob("*.c"))]],
-            depends=[str(path) for path in sorted((CLASSIFICATION / "native").glob("*.h"))],
+            sources=[str(path) for path in [LAYERS / "_fused.c", *sorted((LAYERS / "native").glob("*.c"))]],
+            depends=[str(path) for path in sorted((LAYERS / "native").glob("*.h"))],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
             py_limited_api=True,
