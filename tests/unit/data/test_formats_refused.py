@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -223,6 +224,34 @@ def test_parquet_without_its_images(tmp_path: Path) -> None:
     images = [{"bytes": None, "path": "a.jpg"}]
     parquet.write_table(pa.table({"image": pa.array(images), "label": [1]}), tmp_path / "a.parquet")
     refused(tmp_path / "a.parquet", "row 0 has no bytes of its image, only the path 'a.jpg'")
+
+
+def parquet_of(path: Path, labels: list[object]) -> Path:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    images = [{"bytes": made.picture(number), "path": f"{number}.jpg"} for number in range(len(labels))]
+    parquet.write_table(pa.table({"image": pa.array(images), "label": labels}), path)
+    return path
+
+
+def test_parquet_with_a_zero_byte_in_a_class(tmp_path: Path) -> None:
+    path = parquet_of(tmp_path / "a.parquet", ["x", "y\0z"])
+    for _ in range(2):  # what is kept of it is no way round
+        refused(path, r"row 1 has the label 'y\\x00z'; expected one class")
+
+
+def test_parquet_with_true_and_false_as_classes(tmp_path: Path) -> None:
+    assert opened(parquet_of(tmp_path / "a.parquet", [True, False] * 4)).classes == ("False", "True")
+
+
+def test_a_pipe_in_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    path = parquet_of(tmp_path / "a.parquet", [0, 1] * 4)
+    assert opened(path).classes == ("0", "1")
+    (lock,) = (tmp_path / "cache").rglob("*.lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    assert opened(path).classes == ("0", "1")
 
 
 @pytest.mark.parametrize(
