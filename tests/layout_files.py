@@ -95,8 +95,8 @@ def imagenet_downloads(files: Mapping[str, bytes], nested: bool, truth: str) -> 
     return out
 
 
-def meta_mat(ids: Mapping[str, int]) -> bytes:
-    """A level 5 MAT file as MATLAB writes it: a deflated struct array `synsets`."""
+def meta_mat(ids: Mapping[str, int], first: float | None = None) -> bytes:
+    """A level 5 MAT file as MATLAB writes it: a deflated struct array `synsets`; `first` in place of the first number."""
 
     def element(kind: int, data: bytes) -> bytes:
         return struct.pack("<II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
@@ -110,7 +110,8 @@ def meta_mat(ids: Mapping[str, int]) -> bytes:
 
     values = []
     for wnid, number in ids.items():
-        values.append(matrix(6, (1, 1), b"", small(2, bytes([number]))))  # a double kept in a byte
+        kept = small(2, bytes([number])) if values or first is None else element(9, struct.pack("<d", first))
+        values.append(matrix(6, (1, 1), b"", kept))  # a double kept in a byte
         values.append(matrix(4, (1, 9), b"", element(16, wnid.encode())))
         values.append(matrix(6, (1, 2), b"", element(9, struct.pack("<dd", 1, 2))))
     fields = small(5, struct.pack("<i", 32)) + element(

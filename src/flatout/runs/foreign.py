@@ -11,7 +11,7 @@ from typing import Any
 from flatout.errors import DataError
 from flatout.runs.events import read_scalars
 from flatout.runs.steps import parse_float
-from flatout.untrusted import MAX_LINE_CHARACTERS, MAX_TABLE_BYTES, blamed_as, open_text, read_json
+from flatout.untrusted import MAX_LINE_CHARACTERS, MAX_NUMBER, MAX_TABLE_BYTES, blamed_as, open_text, read_json
 
 _TRAIN, _VAL = ("train", "training"), ("val", "valid", "validation", "eval", "test")
 _ACCURACY = {
@@ -219,7 +219,7 @@ def _epochs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             losses.setdefault(row["epoch"], []).append(row["loss"])
     for number, epoch in found.items():
         if "train_loss" not in epoch and number in losses:
-            epoch["train_loss"] = math.fsum(losses[number]) / len(losses[number])
+            epoch["train_loss"] = sum(losses[number]) / len(losses[number])
     return [found[number] for number in sorted(found)]
 
 
@@ -238,10 +238,11 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sound(name: str, value: float | None) -> float | None:
-    """None for what cannot be used. A loss may be NaN (the run diverged); an epoch, a step or a time may not."""
-    if value is None or (not math.isfinite(value) and "loss" not in name):
+    """None for what cannot be used. A loss may be below 0, and NaN or infinite (the run diverged); others may not."""
+    if value is None:
         return None
-    return None if name in ("epoch", "step") and not 0 <= value < 1 << 53 else value
+    usable = abs(value) <= MAX_NUMBER or not math.isfinite(value) if "loss" in name else 0 <= value < 1 << 53
+    return value if usable else None
 
 
 def summary_of(log: ForeignLog, name: str, source: str, accuracy: Mapping[str, Any]) -> dict[str, Any]:

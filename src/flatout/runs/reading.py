@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from flatout.cost.killed_run import price_killed_run
-from flatout.errors import RunDirectoryError, UserError
+from flatout.errors import BadFile, RunDirectoryError, UserError
 from flatout.html_view import html_of
 from flatout.runs.directory import RunDirectory, read_json
 from flatout.runs.rebuilding import rebuild_summary
 from flatout.runs.schema import ENVIRONMENT, check_config, check_epochs, checked_summary
-from flatout.runs.steps import StepRow, read_step_rows
+from flatout.runs.steps import StepRow, parse_count, read_step_rows
 from flatout.runs.tables import effective_rows, read_table, without_superseded
-from flatout.untrusted import blamed_as, check_shape, read_yaml
+from flatout.untrusted import blamed_as, check_shape, read_yaml, shortened
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,20 @@ def read_epochs(directory: RunDirectory) -> list[dict[str, str]]:
     rows = read_table(directory.epochs)
     check_epochs(rows, directory.epochs)
     return effective_rows(rows, "epoch")
+
+
+def read_quarantine(directory: RunDirectory) -> set[tuple[str, int]]:
+    """Split and number of every sample in quarantine.csv; a damaged table is a BadFile that names the cell."""
+    found = set()
+    for place, row in enumerate(read_table(directory.quarantine), 1):
+        split, sample_id = row.get("split"), parse_count(row.get("sample_id", ""))
+        if split is None or sample_id is None:
+            raise BadFile(
+                f"cannot read {directory.quarantine}: row {place} is {shortened(row)}, expected a split and a number "
+                "as sample_id; remove the file to have it written anew"
+            )
+        found.add((split, sample_id))
+    return found
 
 
 def list_runs(folder: Path) -> list[Run]:

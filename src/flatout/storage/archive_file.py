@@ -31,7 +31,9 @@ class ArchiveFile(io.RawIOBase):
         return ArchiveFile(self.store, self.name, size, self.start + start)
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """As os.pread: fewer bytes at the end, none beyond it."""
+        """As os.pread: fewer at the end, none beyond it or before the start: an archive says where."""
+        if not 0 <= offset < self.size:
+            return b""
         length = max(0, min(length, self.size - offset))
         if self._local is not None:
             return os.pread(self._local.fileno(), length, self.start + offset)

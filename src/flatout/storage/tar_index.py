@@ -125,6 +125,6 @@ def _safe_name(path: str, name: str, kind: bytes, extended: dict[bytes, bytes]) 
         raise DamagedArchive(f"{path}: member {name!r} is stored sparse; make the archive again without --sparse")
     while name.startswith("./"):
         name = name[2:]
-    if name.startswith("/") or ".." in name.split("/"):
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
         raise DamagedArchive(f"{path}: member {name!r} leads out of the archive; make it again with relative names")
     return name

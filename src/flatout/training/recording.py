@@ -17,12 +17,12 @@ from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
 from flatout.runs.directory import RunDirectory, read_json, write_json
-from flatout.runs.reading import read_epochs, read_summary
+from flatout.runs.reading import read_epochs, read_quarantine, read_summary
 from flatout.runs.rebuilding import checkpoint_files
 from flatout.runs.step_totals import Steps, StepTotals, read_steps
 from flatout.runs.steps import STEP_COLUMNS
 from flatout.runs.summary import accuracy, add_parts, busy_fraction, throughput
-from flatout.runs.tables import EPOCH_COLUMNS, QUARANTINE_COLUMNS, Table, cell, effective_rows, read_table
+from flatout.runs.tables import EPOCH_COLUMNS, QUARANTINE_COLUMNS, Table, cell, effective_rows
 from flatout.timeline import Recorder
 from flatout.timeline.reading import read_attempts
 from flatout.timeline.startup import StartupClock
@@ -75,7 +75,7 @@ class RunRecords:
         self._totals = StepTotals(self._earlier_steps)
         self._epoch_rows = read_epochs(directory)
         self._looked_at = {"train": 0, "val": 0}  # unusable samples of each split
-        self._quarantined = {(row["split"], int(row["sample_id"])) for row in read_table(directory.quarantine)}
+        self._quarantined = read_quarantine(directory)
 
     def begin(
         self,

@@ -2,8 +2,11 @@
 
 import io
 import json
+import math
+import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import layout_files as made
 from flatout.config.schema import DataConfig
 from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.data.source.formats import parquet as parquet_format
+from flatout.data.source.formats.devkit import read_wnids
 from flatout.errors import FlatoutError, ObjectMissing
 from flatout.storage import members
 
@@ -126,9 +130,20 @@ def _overlapping(data: bytes) -> bytes:
     return data[:at] + directory + tail[:12] + struct.pack("<LL", len(directory), at) + tail[20:]
 
 
+def _ending_at(offset: int) -> bytes:
+    """Whose zip64 record points so far."""
+    data = zipped()
+    end = data.index(b"PK\5\6")
+    place = struct.pack("<4sLQL", b"PK\6\7", 0, offset, 1)
+    return data[:end] + place + data[end : end + 12] + b"\xff" * 8 + data[end + 20 :]
+
+
 ZIPS = {
     "cut": (lambda: zipped()[:-100], "is not a zip, or its end is missing"),
     "empty": (lambda: b"", "is not a zip"),
+    "an end far away": (lambda: _ending_at(2**63 - 1), "has a damaged end record"),
+    "an end beyond all numbers": (lambda: _ending_at(2**64 - 1), "has a damaged end record"),
+    "no room before its end": (lambda: _ending_at(0)[-22:], "names a directory of"),
     "a directory that lies": (lambda: zipped()[:-10] + struct.pack("<L", 2**31) + zipped()[-6:], "names a directory of"),
     "a bomb": (lambda: _bomb(zipped()), "claims 4294967280 bytes from .*, which no deflate can do"),
     "overlapping members": (lambda: _overlapping(zipped()), "that overlap; refusing it"),
@@ -191,6 +206,7 @@ SHARDS = {
     "a class below 0": (shard(jpg=b"x", cls=b"-1"), "has samples of 2 classes that classes.txt does not name, such as"),
     "no tar": (b"x" * 2000, "is not a tar, or is damaged at byte 0"),
     "cut": (shard(jpg=b"x" * 5000, cls=b"1")[:5000], "ends beyond the archive"),
+    "a class of many digits": (shard(jpg=b"x", cls=b"7" * 5000), "has samples of 2 classes that classes.txt does not"),
 }  # fmt: skip
 
 
@@ -225,6 +241,34 @@ def test_parquet_without_its_images(tmp_path: Path) -> None:
     refused(tmp_path / "a.parquet", "row 0 has no bytes of its image, only the path 'a.jpg'")
 
 
+def parquet_of(path: Path, labels: list[object]) -> Path:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    images = [{"bytes": made.picture(number), "path": f"{number}.jpg"} for number in range(len(labels))]
+    parquet.write_table(pa.table({"image": pa.array(images), "label": labels}), path)
+    return path
+
+
+def test_parquet_with_a_zero_byte_in_a_class(tmp_path: Path) -> None:
+    path = parquet_of(tmp_path / "a.parquet", ["x", "y\0z"])
+    for _ in range(2):  # what is kept of it is no way round
+        refused(path, r"row 1 has the label 'y\\x00z'; expected one class")
+
+
+def test_parquet_with_true_and_false_as_classes(tmp_path: Path) -> None:
+    assert opened(parquet_of(tmp_path / "a.parquet", [True, False] * 4)).classes == ("False", "True")
+
+
+def test_a_pipe_in_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    path = parquet_of(tmp_path / "a.parquet", [0, 1] * 4)
+    assert opened(path).classes == ("0", "1")
+    (lock,) = (tmp_path / "cache").rglob("*.lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    assert opened(path).classes == ("0", "1")
+
+
 @pytest.mark.parametrize(
     ("names", "says"),
     [
@@ -255,6 +299,28 @@ def test_a_devkit_that_is_damaged(tmp_path: Path) -> None:
     refused(tmp_path, "is not the meta.mat of ImageNet's devkit")
 
 
+def test_a_devkit_whose_archive_is_damaged(tmp_path: Path) -> None:
+    files = made.imagenet_downloads(made.imagenet_files(), nested=False, truth="tar.gz")
+    made.write_files(tmp_path, files | {"ILSVRC2012_devkit_t12.tar.gz": zlib.compress(b"x" * 2000, wbits=31)})
+    refused(tmp_path, "ILSVRC2012_devkit_t12.tar.gz is not a tar, or is damaged at byte 0")
+
+
+@pytest.mark.parametrize("name", ["ILSVRC2012_validation_ground_truth.txt", "map_clsloc.txt"])
+def test_classes_of_imagenet_with_more_digits_than_a_number_has(tmp_path: Path, name: str) -> None:
+    files = made.imagenet_downloads(made.imagenet_files(), nested=False, truth="map")
+    made.write_files(
+        tmp_path,
+        files | {name: files[name].replace(b"1\n", b"1" * 5000 + b"\n").replace(b" 1 ", b" " + b"1" * 5000 + b" ")},
+    )
+    refused(tmp_path, "names the class '1+', which is not among the [23] of")
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, 1.5])
+def test_a_devkit_whose_number_is_none(number: float) -> None:
+    whole = made.meta_mat({"n01440764": 1, "n02119789": 2}, first=number)
+    assert read_wnids(whole, "meta.mat") == {2: "n02119789"}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -277,6 +343,18 @@ def test_an_mds_shard_that_lies_about_itself(tmp_path: Path, count: int) -> None
     shard = files["train/shard.00000.mds"]
     made.write_files(tmp_path, files | {"train/shard.00000.mds": struct.pack("<I", count) + shard[4:]})
     refused(tmp_path, "names none|does not fit|points outside|no training samples")
+
+
+@pytest.mark.parametrize("kind", ["int64", "int8"])
+def test_an_mds_class_of_another_size_than_its_type(tmp_path: Path, kind: str) -> None:
+    files = made.mds_of(FILES)
+    index = json.loads(files["train/index.json"])
+    index["shards"][0] |= {"column_encodings": [kind, "jpeg"], "column_sizes": [4, None]}
+    sample = struct.pack("<Ii", 3, 1) + b"jpg"
+    shard = struct.pack("<3I", 1, 12, 12 + len(sample)) + sample
+    changed = {"train/index.json": json.dumps(index).encode(), "train/shard.00000.mds": shard}
+    made.write_files(tmp_path, files | changed)
+    refused(tmp_path, f"at byte 12 has 4 bytes of its class, and {kind} has ")
 
 
 # --- classes and splits -----------------------------------------------------------------------------------------------

@@ -144,6 +144,21 @@ def test_a_log_that_tells_nothing_is_refused_in_one_line(tmp_path: Path, text: s
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("rows", "train_loss"),
+    [
+        ("0,inf,1,0.5\n0,-inf,2,0.5\n", "nan"),
+        ("0,1e308,1,0.5\n0,1e308,2,0.5\n", ""),
+        ("0,1,-5,-0.5\n0,2,1e308,1e308\n", "1.5"),
+    ],
+)
+def test_figures_beyond_all_measure_are_left_out(tmp_path: Path, rows: str, train_loss: str) -> None:
+    log = write(tmp_path, "odd.csv", "epoch,batch_loss,epoch_time,top1\n" + rows)
+    run = import_run(log, tmp_path / "run")
+    assert [row.get("train_loss", "") for row in run.epochs] == [train_loss]
+    assert run.summary["time"]["wall_seconds"] == (3.0 if "inf" in rows or "1e308,1," in rows else None)
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     log = write(tmp_path, "summary.csv", TIMM)
     import_run(log, tmp_path / "runs" / "x")

@@ -15,6 +15,7 @@ from flatout.data.source.dataset import Dataset, open_dataset
 from flatout.data.source.shapes import make_shapes
 from flatout.engine.devices import choose_device
 from flatout.engine.loop import EpochRecord, StepRecord
+from flatout.errors import BadFile
 from flatout.runs import RunDirectory
 from flatout.runs.summary import accuracy, throughput
 from flatout.runs.tables import effective_rows, read_table
@@ -142,3 +143,12 @@ def test_unusable_samples_are_looked_at_once(tmp_path: Path, dataset: Dataset) -
     written = [(row["split"], int(row["sample_id"])) for row in read_table(tmp_path / "run" / "quarantine.csv")]
     assert written == [*(("train", number) for number in range(20)), ("val", 3)]
     records.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["split,name\ntrain,a.jpg\n", "split,sample_id\ntrain,x\n", "\ufeffsplit,sample_id\ntrain,1\n"]
+)
+def test_a_damaged_quarantine_is_refused_when_a_run_goes_on(tmp_path: Path, dataset: Dataset, text: str) -> None:
+    (tmp_path / "quarantine.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(BadFile, match=r"quarantine.csv: row 1 is .*, expected a split and a number"):
+        records_of(tmp_path, dataset)

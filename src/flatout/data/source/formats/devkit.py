@@ -4,20 +4,20 @@ Level 5 MAT files are elements of a type, a length and bytes, some of them defla
 read: a struct array `synsets` of numbers, texts and matrices.
 """
 
-import io
 import re
 import struct
-import tarfile
 import zlib
 from collections.abc import Iterator
 
 from flatout.errors import DataError
+from flatout.storage.tar_index import scan_tar
 
 _COMPRESSED, _MATRIX = 15, 14
 _NUMBERS = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le"}
 _CLASS_STRUCT, _CLASS_CHAR = 2, 4
 _MAX_BYTES = 2**26
+_MOST_DIMENSIONS = 32
 _WNID = re.compile(r"n\d{8}")
 
 Element = tuple[int, bytes]
@@ -39,7 +39,7 @@ def _wnids(rows: list[dict[str, object]], name: str) -> dict[int, str]:
     found = {}
     for row in rows:
         number, wnid = row.get("ILSVRC2012_ID"), row.get("WNID")
-        if isinstance(number, float) and isinstance(wnid, str) and _WNID.fullmatch(wnid):
+        if isinstance(number, float) and number.is_integer() and isinstance(wnid, str) and _WNID.fullmatch(wnid):
             found[int(number)] = wnid
     if not found:
         raise ValueError(name)
@@ -69,6 +69,8 @@ def _struct_rows(body: bytes) -> list[dict[str, object]] | None:
     if flags[0] != _CLASS_STRUCT:
         return None
     width, names = struct.unpack("<i", parts[3][1][:4])[0], parts[4][1]
+    if len(dimensions) > _MOST_DIMENSIONS:
+        raise ValueError(f"{len(dimensions)} dimensions")
     if not 1 <= width <= 64:
         raise ValueError(f"a field name of {width} bytes")
     fields = [names[k : k + width].split(b"\0")[0].decode("ascii") for k in range(0, len(names), width)]
@@ -99,16 +101,11 @@ def _value(body: bytes) -> object:
 
 def devkit_of_tar(data: bytes, name: str, truth: str, meta: str) -> tuple[str | None, bytes | None]:
     """Ground truth and meta.mat of the devkit as it is downloaded; at most 64 MB of it are unpacked."""
-    found: dict[str, bytes] = {}
     try:
         plain = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(data, _MAX_BYTES)
-        with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
-            for member in archive:
-                base = member.name.rsplit("/", 1)[-1]
-                file = archive.extractfile(member) if base in (truth, meta) and member.isreg() else None
-                if file is not None:
-                    found[base] = file.read()
-    except (tarfile.TarError, zlib.error, EOFError) as error:
+    except zlib.error as error:
         raise DataError(f"{name} cannot be unpacked ({error}); download it again") from None
+    members = scan_tar(name, lambda length, offset: plain[offset : offset + length], len(plain))
+    found = {each.rsplit("/", 1)[-1]: plain[start : start + size] for each, (start, size) in members.items()}
     text = found.get(truth)
     return (None if text is None else text.decode("ascii", "replace")), found.get(meta)

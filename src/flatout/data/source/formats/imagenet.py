@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from flatout.data.source.formats.arrangement import Arrangement, Listing, Members
 from flatout.data.source.formats.devkit import devkit_of_tar, read_wnids
+from flatout.data.source.formats.numbered import number_of
 from flatout.data.source.layouts import Layout
 from flatout.errors import DataError
 from flatout.storage.protocol import read_one
@@ -120,11 +121,13 @@ def _truth(listing: Listing, names: list[str]) -> dict[int, str]:
             f"{_TRUTH} with {_META} beside them, or move them away to have a share of the training images held out"
         )
     wnids = _read_map(table) if meta is None and table is not None else read_wnids(meta or b"", _META)
-    numbers = truth.split()
-    unknown = next((each for each in numbers if not each.isdecimal() or int(each) not in wnids), None)
-    if unknown is not None:
-        raise DataError(f"{_TRUTH} names the class {unknown[:40]!r}, which is not among the {len(wnids)} of {_META}")
-    return {number: wnids[int(each)] for number, each in enumerate(numbers, 1)}
+    classes = {}
+    for number, word in enumerate(truth.split(), 1):
+        named = number_of(word)
+        if named is None or named not in wnids:
+            raise DataError(f"{_TRUTH} names the class {word[:40]!r}, which is not among the {len(wnids)} of {_META}")
+        classes[number] = wnids[named]
+    return classes
 
 
 def _bytes(listing: Listing, name: str) -> bytes:
@@ -150,4 +153,4 @@ def _read_solution(text: str, name: str) -> dict[int, str]:
 def _read_map(text: str) -> dict[int, str]:
     """Lines of `<wnid> <ILSVRC2012_ID> <name>`."""
     rows = (line.split() for line in text.splitlines())
-    return {int(row[1]): row[0] for row in rows if len(row) > 1 and row[1].isdecimal()}
+    return {number: row[0] for row in rows if len(row) > 1 and (number := number_of(row[1])) is not None}

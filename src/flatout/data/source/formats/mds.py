@@ -148,7 +148,13 @@ def _sample(archive: OpenArchive, columns: ShardColumns, begin: int, end: int, n
     if columns.label_encoding == "str":
         value = label.decode("utf-8", "replace")
     else:
-        value = int(np.frombuffer(label, _NUMBERS[columns.label_encoding])[0])
+        kind = np.dtype(_NUMBERS[columns.label_encoding])
+        if len(label) != kind.itemsize:
+            raise DataError(
+                f"{archive.file.where}: the sample at byte {begin} has {len(label)} bytes of its class, and "
+                f"{columns.label_encoding} has {kind.itemsize}; write it again with MDSWriter"
+            )
+        value = int(np.frombuffer(label, kind)[0])
     at, size = starts[columns.image], lengths[columns.image]
     ending = ending_of(archive.file.read_at(min(8, size), at))
     return archive, at, size, value, name + ending

@@ -8,6 +8,12 @@ from flatout.errors import DataError
 
 CLASS_LISTS = ("classes.txt", "classes.json", "labels.txt")
 _MAX_CLASSES = 1_000_000
+_MOST_DIGITS = 18
+
+
+def number_of(text: str) -> int | None:
+    """The class that a word is the number of; None for other words, and for too many digits."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def listed_classes(listing: Listing) -> tuple[str, list[str] | None]:

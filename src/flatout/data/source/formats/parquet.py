@@ -129,9 +129,14 @@ def unpacked(listing: Listing, entry: Entry) -> Unpacked:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ranks and jobs of this machine: one unpacks, and its end lets the next in
+    """Ranks and jobs of this machine: one unpacks, and its end lets the next in. A pipe or a link in the lock's place
+    is not waited for."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(fd)
 
 
 def _saved(folder: Path, key: str) -> Unpacked | None:
@@ -142,7 +147,8 @@ def _saved(folder: Path, key: str) -> Unpacked | None:
         or path.stat().st_size != int(arrays["ends"][-1] if len(arrays["ends"]) else 0)
     ):
         return None
-    return _as_unpacked(arrays, path)
+    found = _as_unpacked(arrays, path)
+    return found if len(found.ends) == len(found.labels) == len(found.names) == len(found.digests) else None
 
 
 def _as_unpacked(arrays: Arrays, path: Path) -> Unpacked:
@@ -206,13 +212,13 @@ def _copy(file: Any, schema: Schema, out: Any, where: str) -> Arrays:
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[schema.image, schema.label]):
         for image, label in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             data, name = _image(image, schema, len(ends), where)
-            if label is None or isinstance(label, list | dict | float):
+            if label is None or isinstance(label, list | dict | float) or "\0" in str(label):
                 raise DataError(
                     f"{where}: row {len(ends)} has the {schema.label} {str(label)[:40]!r}; expected one class"
                 )
             out.write(data)
             ends.append((ends[-1] if ends else 0) + len(data))
-            numeric = numeric and isinstance(label, int)
+            numeric = numeric and isinstance(label, int) and not isinstance(label, bool)
             labels.append(str(label))
             names.append(name or ending_of(data))
             digests.append(digest_of(data))
@@ -265,7 +271,7 @@ def _schema(file: Any, wanted: str | None, where: str) -> Schema:
         missing = "image (a struct of bytes and path, or binary)" if image is None else f"class ({wanted or 'label'})"
         raise DataError(f"{where} has the columns {listed}, and no {missing}; name the class with data.label_column")
     names = features.get(label, {}).get("names")
-    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    known = isinstance(names, list) and all(isinstance(name, str) and "\0" not in name for name in names)
     return Schema(image, image in nested, label, tuple(names) if known and isinstance(names, list) else None)
 
 

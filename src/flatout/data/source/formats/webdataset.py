@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flatout.data.source.formats.arrangement import Arrangement, Listing, Members, OpenArchive, split_in_name
-from flatout.data.source.formats.numbered import class_names, listed_classes
+from flatout.data.source.formats.numbered import class_names, listed_classes, number_of
 from flatout.data.source.formats.tables import LABEL_COLUMNS
 from flatout.data.source.layouts import Layout
 from flatout.errors import BadFile, DataError
@@ -48,7 +48,7 @@ def arrange_webdataset(listing: Listing, shards: list[str]) -> Arrangement:
         for sample in _samples(archive, inside, listing.label_column)
     ]
     source, names = listed_classes(listing)
-    numbers = [int(sample.label) for *_, sample in samples if sample.label.isdecimal()]
+    numbers = [number for *_, sample in samples if (number := number_of(sample.label)) is not None]
     numeric = len(numbers) == len(samples)
     call = class_names(numbers, names, source, listing.where) if numeric else None
     if names is not None and not numeric:
