@@ -2,8 +2,9 @@
 
 tiny-imagenet-40 at 64 px, on a ResNet-18 with the standard stem and 3/8 of the width: a run of minutes on 2 cores.
 `A` is plain_training.py (DataLoader, SGD, steps, flip and crop, nothing else), `B` the plain recipe tuned well, by flatout
-(one-cycle, label smoothing, the best of a few learning rates), `fast` is the recipe of B with `flatout train --fast`, fewer
-epochs, and no schedule and rate of its own: those are what --fast decides. It is not searched for anything. The target is the mean final top-1 of B. Others change one thing: `B+muon` adds it to B, `fast-sizes` leaves it out of fast.
+(one-cycle, label smoothing, the best of a few learning rates), `fast` is the recipe of B as it is with `flatout train --fast`.
+`fast+muon` names no rate and trains fewer epochs: Muon and its rate are then what --fast decides. The target is the mean
+final top-1 of B. Others change one thing: `B+muon` adds it to B, `fast-kernels` leaves it out of fast.
 
 Seconds are those of the wall clock from the start of the process on, with imports, validations and checkpoints. One run at
 a time; each leaves its result under --work, and the same command again goes on with those that are missing (a run that
@@ -43,7 +44,8 @@ from flatout.tasks.classification.resnet_extras import Extras
 
 HERE = Path(__file__).parent
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
-FAST_SHARE = 0.625  # of the epochs: 10 of 16
+MUON_SHARE = 0.625  # of the epochs: 10 of 16
+MUON = "fast+muon"
 SEARCH_SEED, SEARCH_SHARE = 1000, 4  # the search trains a quarter of the epochs, with a seed of its own
 SMOOTHED = {"train.label_smoothing": 0.1}
 TUNED = {"train.schedule": "one-cycle", **SMOOTHED}
@@ -51,6 +53,7 @@ VIEW = "views.train-64"
 ADDED: dict[str, dict[str, Any]] = {
     "sizes": {VIEW: {"base": "train-64", "sizes": {0: 32, 7: 48, 12: 64}}},
     "bf16": {"train.precision": "bf16"},
+    "kernels": {"train.precision": "bf16", "train.kernels": "fused"},
     "flip": {VIEW: {"base": "train-64", "alternate_flip": True}},
     "muon": {"train.optimizer": "muon", "train.lr": 0.01, "train.momentum": 0.95, "train.weight_decay": 0.01},
     "lookahead": {"train.lookahead": 5},
@@ -65,9 +68,8 @@ ADDED: dict[str, dict[str, Any]] = {
     "gamma": {"model.zero_gamma": False},
 }
 LEFT_OUT: dict[str, dict[str, Any]] = {
-    "muon": {"train.optimizer": "sgd"},  # and the rate of B
-    "sizes": {f"{VIEW}.sizes": {}},
-    "bf16": {"train.precision": "fp32"},
+    "kernels": {"train.kernels": "torch"},
+    "bf16": {"train.precision": "fp32"},  # and the kernels, which are of bf16
     "flip": {f"{VIEW}.alternate_flip": False},
 }
 
@@ -105,7 +107,7 @@ class Bench:
     data: Path
     work: Path
     epochs: int
-    fast_epochs: int
+    muon_epochs: int
     model: dict[str, Any]
     most_seconds: float
     began: float = field(default_factory=time.monotonic)
@@ -242,11 +244,9 @@ def reached(curve: list[Point], target: float) -> Point | None:
 def variants(rate: float) -> dict[str, dict[str, Any]]:
     """What each changes in the plain recipe; A is another program, and its recipe says nothing."""
     tuned = {**TUNED, "train.lr": rate}
-    found: dict[str, dict[str, Any]] = {"A": {}, "B": tuned, "fast": SMOOTHED}
+    found: dict[str, dict[str, Any]] = {"A": {}, "B": tuned, "fast": tuned, MUON: SMOOTHED}
     found |= {f"B+{name}": {**tuned, **more} for name, more in ADDED.items()}
-    for name, less in LEFT_OUT.items():
-        found[f"fast-{name}"] = {**(tuned if name == "muon" else SMOOTHED), **less}
-    return found
+    return found | {f"fast-{name}": {**tuned, **less} for name, less in LEFT_OUT.items()}
 
 
 def spread(values: list[float], form: str) -> str:
@@ -295,7 +295,7 @@ def make_all(bench: Bench, known: dict[str, dict[str, Any]], wanted: dict[str, i
     for seed in range(max(wanted.values())):
         for name in (name for name, seeds in wanted.items() if seed < seeds):
             # seeds outside: a machine that changes its pace does so for all
-            epochs = bench.fast_epochs if name.startswith("fast") else bench.epochs
+            epochs = bench.muon_epochs if name == MUON else bench.epochs
             try:
                 runs.setdefault(name, []).append(bench.run(name, known[name], epochs, seed))
             except TimeIsUp:
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--only", help="names of variants, with commas; B is always there, it sets the target")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--fast-epochs", type=int, help=f"of the fast variants (default {FAST_SHARE:g} of --epochs)")
+    parser.add_argument("--muon-epochs", type=int, help=f"of {MUON} (default {MUON_SHARE:g} of --epochs)")
     parser.add_argument("--lr", type=float, help="of B, instead of the search")
     parser.add_argument("--width", type=float, default=0.375)
     parser.add_argument("--stem", choices=["standard", "small", "patch"], default="standard")
@@ -325,8 +325,8 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     model = {"name": "resnet18", "stem": options.stem, "width": options.width}
     work = options.work.resolve()
-    fast_epochs = options.fast_epochs or max(1, round(options.epochs * FAST_SHARE))
-    bench = Bench(options.data.resolve(), work, options.epochs, fast_epochs, model, 60 * options.most_minutes)
+    muon_epochs = options.muon_epochs or max(1, round(options.epochs * MUON_SHARE))
+    bench = Bench(options.data.resolve(), work, options.epochs, muon_epochs, model, 60 * options.most_minutes)
     known = variants(1.0)
     asked = [*known] if options.only is None and options.ablation else (options.only or "A,B,fast").split(",")
     if unknown := [name for name in asked if name not in known]:
