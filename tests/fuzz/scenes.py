@@ -50,7 +50,7 @@ class Scene:
     goes_on: bool = False
     """Its files are new, as those of a run that goes on."""
     may_fail: bool = False
-    """Exit code 1 is an answer, too: too many samples of a dataset cannot be used."""
+    """Exit code 1 is an answer, too: too many samples of a dataset cannot be used, or an experiment of a suite failed."""
 
     def files(self, material: Path) -> list[str]:
         """Relative to the material, those that are never parsed left out."""
@@ -157,6 +157,7 @@ def scenes(material: Path) -> list[Scene]:
             "suite",
             {"suite": cli("suite", "suite.yaml", "--runs", "suite"), "dashboard": look_at_dashboard},
             weight=0.1,
+            may_fail=True,
         ),
         Scene("plans", {"plan --score": cli("plan", "--score", "--runs", "."), "dashboard": look_at_dashboard}),
         Scene("pictures", {"classify": cli("classify", "tiny", "pictures")}),

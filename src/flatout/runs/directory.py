@@ -54,18 +54,19 @@ class RunDirectory:
         return self.config.exists()
 
     def require_own_files(self) -> None:
-        """RunDirectoryError where a file of the run is a pipe or a device, or a link that leads out of the directory:
-        whoever made it would have another file shown, or written to. Folders of large files may lie elsewhere."""
+        """RunDirectoryError where a file of the run is a pipe or a device, or a link that leads out of the directory
+        or nowhere: whoever made it would have another file shown, or written to. Folders of large files may lie
+        elsewhere."""
         home = os.path.realpath(self.root)
         for folder in (self.root, self.spans):
             for entry in _entries(folder):
                 if entry.is_symlink():
-                    inside = os.path.realpath(entry.path).startswith(home + os.sep)
+                    inside = os.path.realpath(entry.path).startswith(home + os.sep) and os.path.exists(entry.path)
                 elif inside := entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
                     continue
                 if not inside and (entry.name == self.spans.name or _is_of_a_run(entry.path, self.root)):
                     raise RunDirectoryError(
-                        f"{entry.path} leads out of the run directory, or is a pipe or a device; remove it"
+                        f"{entry.path} leads out of the run directory or nowhere, or is a pipe or a device; remove it"
                     )
 
     def lock(self) -> None:

@@ -52,6 +52,12 @@ def test_a_link_that_leads_out_is_not_followed(folder: Path, name: str) -> None:
     assert "secret" not in shown
 
 
+def test_a_link_to_nothing_is_refused_before_it_is_written_through(folder: Path) -> None:
+    (folder / "runs/theirs/epochs.csv").symlink_to("gone/epochs.csv")
+    with pytest.raises(RunDirectoryError, match="or nowhere"):
+        RunDirectory(folder / "runs/theirs").lock()
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_never_ends_is_not_read(folder: Path, make: Callable[[Path], object]) -> None:
     make(folder / "runs/theirs/log.txt")

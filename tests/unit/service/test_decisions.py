@@ -64,6 +64,7 @@ def test_lookahead_covers_what_a_job_reads_while_one_batch_is_made() -> None:
     assert lookahead(16, 1.0, 0.01, 0.0) == lookahead(16, 0.0, 0.01, 0.0) == 64  # made in no time: two handfuls
     assert lookahead(32, 0.5, 1.0, 2.0) == 21
     assert lookahead(16, 0.001, 1.0, 0.0) == 16
+    assert lookahead(16, 1e-310, 1.0, 0.0) == 16
 
 
 def test_a_handful_leaves_room_for_others() -> None:

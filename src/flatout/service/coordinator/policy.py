@@ -51,7 +51,8 @@ def lookahead(window: int, step_seconds: float | None, make_seconds: float | Non
     factor = small_factor(make_seconds)
     if factor > 1 or step_seconds is None or make_seconds is None or step_seconds <= 0:
         return factor * window
-    return min(window, ceil(2 * (make_seconds + start_seconds) / step_seconds) + BATCHES_PER_ANSWER + 1)
+    meanwhile = min(window, 2 * (make_seconds + start_seconds) / step_seconds)  # infinite for a step of no time
+    return min(window, ceil(meanwhile) + BATCHES_PER_ANSWER + 1)
 
 
 def max_batches_per_answer(capacity_bytes: int, batch_bytes: int, jobs: int, make_seconds: float | None) -> int:
