@@ -74,8 +74,8 @@ def _scaled(value: float, unit: str, step: float) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """`850 ms`, `12.3 s`, `4 min 05 s`, `2 h 03 min`."""
-    if seconds is None:
+    """`850 ms`, `12.3 s`, `4 min 05 s`, `2 h 03 min`; n/a for what has no end."""
+    if seconds is None or not math.isfinite(seconds):
         return "n/a"
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.3g} µs"

@@ -108,7 +108,7 @@ def test_durations_never_show_sixty_of_a_unit_or_an_exponent(seconds: float) -> 
     ("seconds", "shown"),
     [
         (0.85, "850 ms"), (12.34, "12.3 s"), (245, "4 min 05 s"), (7384, "2 h 03 min"), (59.97, "1 min 00 s"),
-        (3599.7, "1 h 00 min"), (0.9996, "1 s"), (0.00099996, "1 ms"), (None, "n/a"),
+        (3599.7, "1 h 00 min"), (0.9996, "1 s"), (0.00099996, "1 ms"), (None, "n/a"), (float("inf"), "n/a"),
     ],
 )  # fmt: skip
 def test_durations_are_shown(seconds: float | None, shown: str) -> None:
