@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.recording.files import FOLDER, append_lines, event
 from flatout.recording.lines import LineSampler
+from flatout.timeline.core_wait import CoreWait
 
 LOADER = "FLATOUT_RECORD_LOADER"
 """In the environment while workers are started: pid of the training process and number of the loader."""
@@ -39,15 +40,10 @@ class ThreadClock:
     """Seconds that this thread ran, and that it was ready to run and had no core."""
 
     def __init__(self) -> None:
-        self._fd: int | None = None
-        with suppress(OSError):
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._core_wait = CoreWait()
 
     def read(self) -> tuple[float, float]:
-        if self._fd is not None:
-            ran, waited, _ = os.pread(self._fd, 64, 0).split()
-            return int(ran) / 1e9, int(waited) / 1e9
-        return time.thread_time(), 0.0
+        return time.thread_time(), self._core_wait.seconds()  # what ran is in schedstat, too: in steps of 4 ms
 
 
 class BatchClock:

@@ -34,5 +34,18 @@ def test_a_sleep_is_fetching_and_a_loop_is_not() -> None:
     assert (batch, spun["augment"] > spun["fetch"]) == ("batch", True)
 
 
+def test_a_loop_of_two_milliseconds_is_no_fetching_although_the_kernel_counts_in_steps_of_four() -> None:
+    def spin() -> None:
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
+
+    clock, fetched, augmented = BatchClock(), 0.0, 0.0
+    for _ in range(50):
+        _, stages, _ = clock.measure(spin)
+        fetched, augmented = fetched + stages["fetch"], augmented + stages["augment"]
+    assert augmented > 4 * fetched
+
+
 def test_collating_is_measured_apart_and_gives_what_it_gives() -> None:
     assert timed_collate(sum)([1, 2]) == 3
