@@ -2,7 +2,12 @@
 
     python benchmarks/recording/overhead.py --traceml VENV --out benchmarks/results
 
-And, within one process, the CPU time that the hooks alone take of the training thread. Needs an idle machine.
+And, within one process, the CPU time that the hooks alone take of the training thread. Needs an idle machine, for some
+six minutes (eight with TraceML).
+
+A process of which all threads but one are asleep is slower than one that has no other: glibc locks without atomic
+instructions as long as nobody else is there, and torch gives Python's lock back in every operation. The recorder
+has a thread, so one shape is also run with a thread that does nothing.
 """
 
 import argparse
@@ -29,11 +34,10 @@ from flatout.recording.patches import Hooks
 
 SCRIPT = Path(__file__).with_name("step_script.py")
 FLATOUT = Path(sys.executable).with_name("flatout")
-BLOCK, BLOCKS = 50, 10
-SHAPES = ((64, 4, 8, 20_000), (64, 60, 8, 4000), (256, 20, 256, 200))
+BLOCK, BLOCKS = 50, 20
+SHAPES = ((64, 4, 8, 5000), (64, 60, 8, 1200), (256, 20, 256, 100))
 """Width, layers, batch, steps."""
-_NOISY = 3
-"""Times as many rounds of the last shape, of which one process differs from the next by more than is added."""
+SLEEPER = "a thread that sleeps"
 
 
 def command(mode: str, shape: tuple[int, ...], folder: Path, traceml: Path | None) -> list[str]:
@@ -43,6 +47,8 @@ def command(mode: str, shape: tuple[int, ...], folder: Path, traceml: Path | Non
         launcher = [str(traceml / "bin/traceml"), "run", script[0], "--logs-dir", str(folder / "logs")]
         return [*launcher, "--run-name", "it", "--args", "--traceml", *script[1:]]
     bare = [sys.executable, *script]
+    if mode == SLEEPER:
+        return [*bare, "--sleeper"]
     return bare if mode == "bare" else [str(FLATOUT), "record", "--run", str(folder / "run"), "--", *bare]
 
 
@@ -53,25 +59,36 @@ def one_process(mode: str, shape: tuple[int, ...], traceml: Path | None) -> dict
         return json.loads((folder / "out.json").read_text())
 
 
+def one_round(number: int, modes: list[str], shape: tuple[int, ...], traceml: Path | None) -> dict[str, dict]:
+    """Every second round the other way about: a machine that grows slower favours nobody."""
+    return {mode: one_process(mode, shape, traceml) for mode in (modes if number % 2 == 0 else modes[::-1])}
+
+
 def processes(rounds: int, traceml: Path | None) -> list[str]:
-    modes = ["bare", "recorded", *(["TraceML"] if traceml else [])]
-    lines = ["| modules | bare step | with | adds (mean of a step) | adds (median) | of the step | weights equal |"]
+    lines = [
+        "| modules | bare step | with | adds (mean of a step) | adds (median step) | of the step | weights equal |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for shape in SHAPES:
-        turns = rounds * (_NOISY if shape == SHAPES[-1] else 1)
-        taken = [{mode: one_process(mode, shape, traceml) for mode in modes} for _ in range(turns)]
+        modes = ["bare", "recorded", *([SLEEPER] if shape == SHAPES[1] else []), *(["TraceML"] if traceml else [])]
+        taken = [one_round(number, modes, shape, traceml) for number in range(rounds)]
         bare = statistics.median(each["bare"]["mean"] for each in taken)
         for mode in modes[1:]:
-            added = sorted(each[mode]["mean"] - each["bare"]["mean"] for each in taken)
-            middle = statistics.median(each[mode]["median"] - each["bare"]["median"] for each in taken)
+            mean, median = (added([each[mode][of] - each["bare"][of] for each in taken]) for of in ("mean", "median"))
+            share = statistics.median(each[mode]["mean"] / each["bare"]["mean"] - 1 for each in taken)
             equal = all(each[mode]["weights"] == each["bare"]["weights"] for each in taken)
             lines.append(
-                f"| {taken[0]['bare']['modules']} | {1e3 * bare:.2f} ms | {mode} | "
-                f"{1e6 * statistics.median(added):.0f} µs ({1e6 * added[0]:.0f} to {1e6 * added[-1]:.0f}) | "
-                f"{1e6 * middle:.0f} µs | {100 * statistics.median(added) / bare:.2f} % | {'yes' if equal else 'NO'} |"
+                f"| {taken[0]['bare']['modules']} | {1e3 * bare:.2f} ms | {mode} | {mean} | {median} | "
+                f"{100 * share:.2f} % | {'yes' if equal else 'NO'} |"
             )
             print(lines[-1], flush=True)
     return lines
+
+
+def added(seconds: list[float]) -> str:
+    """Of pairs of processes: the median, and the quartiles."""
+    low, middle, high = (1e6 * each for each in statistics.quantiles(seconds, n=4, method="inclusive"))
+    return f"{middle:.0f} µs ({low:.0f} to {high:.0f})"
 
 
 def steps(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
@@ -92,7 +109,7 @@ def hooks_alone(width: int, layers: int, batch: int) -> str:
         *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)), nn.Linear(width, 10)
     )
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-    added, bare_all = [], []
+    more, bare_all = [], []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / FOLDER).mkdir()
         ledger = ScriptLedger(Path(folder), time.perf_counter())
@@ -102,15 +119,13 @@ def hooks_alone(width: int, layers: int, batch: int) -> str:
             hooks = Hooks(ledger)
             hooks.install()
             steps(net, optimizer, loader)
-            added.append(steps(net, optimizer, loader) - bare)
+            more.append(steps(net, optimizer, loader) - bare)
             hooks.remove()
             bare_all.append(bare)
         ledger.close({"cause": None})
-    middle, bare = statistics.median(added), statistics.median(bare_all)
-    low, _, high = statistics.quantiles(added, n=4)
+    bare = statistics.median(bare_all)
     modules = sum(1 for _ in net.modules())
-    spread = f"{1e6 * middle:.0f} µs ({1e6 * low:.0f} to {1e6 * high:.0f})"
-    return f"| {modules} | {1000 * bare:.2f} ms | {spread} | {100 * middle / bare:.2f} % |"
+    return f"| {modules} | {1000 * bare:.2f} ms | {added(more)} | {100 * statistics.median(more) / bare:.2f} % |"
 
 
 def sampler_cpu_seconds() -> float:
@@ -125,20 +140,20 @@ def sampler_cpu_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--traceml", type=Path, help="environment with traceml-ai")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
         "## Whole processes",
         "",
-        f"Wall clock, {options.rounds} rounds in turns, {_NOISY} times as many of the last; least and most in brackets.",
+        f"Wall clock, {options.rounds} rounds in turns. Added is the median of the rounds' differences, quartiles in brackets.",
         "",
     ]
     lines += processes(options.rounds, options.traceml)
     lines += ["", "## The hooks alone", "", "CPU time of the training thread; quartiles in brackets.", ""]
     lines += ["| modules | bare step | hooks add | of the step |", "|---|---|---|---|"]
-    lines += [hooks_alone(*shape[:3]) for shape in SHAPES]
+    lines += [hooks_alone(*shape[:3]) for shape in SHAPES[:2]]  # of long steps it is less than they vary
     lines += [
         "",
         f"The sampler takes {1000 * sampler_cpu_seconds():.2f} ms of CPU time a second, in its own thread.",

@@ -1,10 +1,12 @@
-"""A plain training loop of small steps that says how long they took. With --traceml, wrapped as TraceML wants it."""
+"""A plain training loop of small steps that says how long they took. With --traceml, wrapped as TraceML wants it; with
+--sleeper, beside a thread that does nothing."""
 
 import argparse
 import contextlib
 import hashlib
 import json
 import statistics
+import threading
 import time
 
 import torch
@@ -16,6 +18,7 @@ for name in ("width", "layers", "batch", "steps"):
     parser.add_argument(f"--{name}", type=int, required=True)
 parser.add_argument("--out", required=True)
 parser.add_argument("--traceml", action="store_true")
+parser.add_argument("--sleeper", action="store_true")
 options = parser.parse_args()
 WARM_UP = 50
 
@@ -34,6 +37,8 @@ def main():
 
         traceml.init()
         step_of = traceml.trace_step
+    if options.sleeper:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     ends = []
     while len(ends) < WARM_UP + options.steps:
         for x, y in loader:

@@ -55,7 +55,7 @@ class Recording:
 
     def _start_sampler(self) -> None:
         ledger = self.ledger
-        self._sampler = LineSampler(ledger.thread, lambda: ledger.recorder.current)
+        self._sampler = LineSampler(ledger.thread, ledger.part)
         self._workers = WorkerFiles(ledger)
         self._sampler.every(_EVERY_SECONDS, self._tick)
         self._sampler.every(_LINES_SECONDS, self._tell_lines)
@@ -64,6 +64,7 @@ class Recording:
         self._sampler.start()
 
     def _tick(self) -> None:
+        self.ledger.catch_up()
         if self._sampler is not None and self._workers is not None:
             self._sampler.thread = self.ledger.thread
             self._workers.drain()
@@ -109,6 +110,7 @@ class Recording:
         with suppress(Exception):
             if self._sampler is not None:
                 self._sampler.stop()
+                self.ledger.catch_up()
                 if self._workers is not None:
                     self._workers.drain()
                 self._tell_lines()

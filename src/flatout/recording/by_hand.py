@@ -1,6 +1,7 @@
 """The ledger inside one's own loop, where `flatout record` is not wanted: in a notebook, or to name parts by hand."""
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -8,16 +9,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
+from weakref import WeakSet
 
 from flatout.errors import ConfigError
 from flatout.recording.activation import Recording, how_it_ended, told_error
 from flatout.recording.collecting import Collector
-from flatout.recording.loaders import LoaderUse, loader_facts
+from flatout.recording.ledger import ScriptLedger
+from flatout.recording.loaders import LoaderUse, loader_facts, shape_at_hand
 from flatout.runs.directory import RunDirectory
 from flatout.timeline import PARTS
 
 _Batch = TypeVar("_Batch")
 _UPDATE_SECONDS = 2.0
+_OPEN: "WeakSet[ScriptLedger]" = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for ledger in _OPEN:
+        ledger.abandon()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class HandLedger:
@@ -35,6 +47,7 @@ class HandLedger:
 
     def __enter__(self) -> "HandLedger":
         self._collector.mark_start()
+        _OPEN.add(self._ledger)
         self._recording.start()
         atexit.register(self._close_at_exit)
         return self
@@ -79,26 +92,31 @@ class HandLedger:
             yield from loader
             return
         ledger = self._ledger
+        ledger.catch_up()
         use = ledger.loaders.setdefault((id(loader), None), LoaderUse(len(ledger.loaders), loader_facts(loader)))
         use.begin_pass()
         iterator = iter(loader)
         while True:
-            ledger.begin_fetch(use, True)
-            batch, found = None, False
+            ledger.saw(ScriptLedger.begin_fetch, use, True)
+            shape: tuple[int, ...] = ()
+            found = False
             try:
-                batch, found = next(iterator), True
+                batch = next(iterator)
+                shape, found = shape_at_hand(batch), True
             except StopIteration:
                 return
             finally:
-                ledger.end_fetch(use, batch, found)
+                ledger.saw(ScriptLedger.end_fetch, use, shape, found)
             yield batch
 
     @contextmanager
     def step(self, samples: int | None = None) -> Iterator[None]:
         """One step of training. Where steps are said by hand, an optimizer's own steps are only parts of them."""
         self._recording.hooks.count_steps = False
+        if self._ledger.rank is None:
+            self._ledger.thread = threading.get_ident()  # who steps is who trains
         yield
-        self._ledger.end_step(samples)
+        self._ledger.saw(ScriptLedger.end_step, samples)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -106,17 +124,18 @@ class HandLedger:
         if not name.isidentifier():
             raise ConfigError(f"a span is named {name!r}; use a word of letters, digits and _")
         part = name if name in PARTS else "other"
-        self._ledger.begin_part(part)
+        self._ledger.saw(ScriptLedger.begin_part, part)
         started = time.perf_counter()
         try:
             yield
         finally:
-            self._ledger.end_part(part)
+            self._ledger.saw(ScriptLedger.end_part, part)
             self._ledger.recorder.lane("script", name, started, time.perf_counter() - started)
 
     def log(self, **values: float) -> None:
         """Figures of now: loss goes to the step, val_loss, top1 and others to the epoch."""
         told = {name: float(value) for name, value in values.items()}
         if "loss" in told:
-            self._ledger.book.work.losses[:] = [told["loss"]]
+            self._ledger.saw(ScriptLedger.take_loss, told["loss"])
+        self._ledger.catch_up()  # the figures are of the newest step
         self._ledger.tell("log", told)

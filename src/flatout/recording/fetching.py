@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.recording.files import FOLDER, append_lines, event
 from flatout.recording.lines import LineSampler
+from flatout.timeline.core_wait import CoreWait
 
 LOADER = "FLATOUT_RECORD_LOADER"
 """In the environment while workers are started: pid of the training process and number of the loader."""
@@ -31,59 +32,51 @@ DECODERS = (
 )
 """Module, class, function: what others call to turn bytes into pixels."""
 _WRITE_SECONDS = 0.5
-_SHORT_SECONDS, _LOOK_EVERY = 0.0005, 16  # a batch that is ready so soon: the kernel's file is not read for each
+_SHORT_SECONDS, _LOOK_EVERY = 0.0005, 16  # a batch that is ready so soon: the kernel is not asked about each
+_CLOCKS_SECONDS = 5e-6  # reading two clocks takes as long
 _local = threading.local()
-
-
-class ThreadClock:
-    """Seconds that this thread ran, and that it was ready to run and had no core."""
-
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        with suppress(OSError):
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self) -> tuple[float, float]:
-        if self._fd is not None:
-            ran, waited, _ = os.pread(self._fd, 64, 0).split()
-            return int(ran) / 1e9, int(waited) / 1e9
-        return time.thread_time(), 0.0
+BatchTimes = tuple[float, float, float, float, float]
+"""Seconds of one batch, as `split_stages` takes them."""
 
 
 class BatchClock:
     """Measures one batch at a time, of one thread."""
 
     def __init__(self) -> None:
-        self._thread = ThreadClock()
+        self._core_wait = CoreWait()
         self._until_look = 0
+        self._ran_share = 1.0  # of the newest batch that was looked at
         self.collate_seconds = 0.0
         self.decode_seconds = 0.0
         """CPU time inside decoders."""
 
-    def measure(self, fetch: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float], float]:
-        """The batch, seconds of each stage, and when it began (of time.perf_counter)."""
+    def measure(self, fetch: Callable[..., Any], *args: Any) -> tuple[Any, BatchTimes, float]:
+        """The batch, what it took, and when it began (of time.perf_counter)."""
         self.collate_seconds = self.decode_seconds = 0.0
-        if self._until_look:  # without what it waited for a core, which is blocked time then
-            self._until_look -= 1
-            ran, start = time.thread_time(), time.perf_counter()
-            batch = fetch(*args)
-            wall, ran, waited = time.perf_counter() - start, time.thread_time() - ran, 0.0
+        looks = not self._until_look
+        waited = self._core_wait.seconds() if looks else 0.0
+        ran, start = time.thread_time(), time.perf_counter()
+        batch = fetch(*args)
+        wall = time.perf_counter() - start
+        if looks:
+            ran = time.thread_time() - ran
+            waited, self._until_look = self._core_wait.seconds() - waited, _LOOK_EVERY
+            self._ran_share = min(1.0, ran / max(1e-9, wall - waited))
+        elif wall > _SHORT_SECONDS:  # without what it waited for a core, which is blocked time then
+            ran = time.thread_time() - ran
         else:
-            (ran, waited), start = self._thread.read(), time.perf_counter()
-            batch = fetch(*args)
-            wall, (ran_now, waited_now) = time.perf_counter() - start, self._thread.read()
-            ran, waited = ran_now - ran, waited_now - waited
-            self._until_look = _LOOK_EVERY - 1
-        if wall > _SHORT_SECONDS:
-            self._until_look = 0
-        return batch, split_stages(wall, ran, waited, self.decode_seconds, self.collate_seconds), start
+            ran = wall * self._ran_share
+        self._until_look = 0 if wall > _SHORT_SECONDS else self._until_look - 1
+        return batch, (wall, ran, waited, self.decode_seconds, self.collate_seconds), start
 
 
 def split_stages(wall: float, ran: float, waited: float, decoded: float, collated: float) -> dict[str, float]:
     """Adds up to `wall`. The wait for a core, which a busy machine adds to both, is shared out over what ran and what
     was blocked; `collated` is wall clock, `decoded` CPU time."""
     around = max(0.0, wall - collated)
-    blocked, computed = max(0.0, wall - ran - waited), max(0.0, ran - collated)
+    blocked, computed = wall - ran - waited, max(0.0, ran - collated)
+    if blocked < _CLOCKS_SECONDS:
+        blocked = 0.0
     fetch = around * blocked / (blocked + computed) if blocked + computed > 0 else around
     work = around - fetch
     decode = work * min(1.0, decoded / ran) if ran > 0 else 0.0
@@ -113,10 +106,7 @@ def timed_collate(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def patch_decoders(done: set[tuple[str, str | None, str]]) -> None:
-    """Those that are imported by now and not in `done`. Asked before every batch: looks only after an import."""
-    if getattr(_local, "modules", None) == len(sys.modules):
-        return
-    _local.modules = len(sys.modules)
+    """Those that are imported by now and not in `done`."""
     for decoder in DECODERS:
         module_name, owner_name, function_name = decoder
         if decoder in done or (module := sys.modules.get(module_name)) is None:
@@ -152,7 +142,8 @@ class WorkerDiary:
         self._sampler = LineSampler(threading.get_ident(), lambda: "loading")
         self._sampler.start()
 
-    def note(self, stages: dict[str, float], start: float) -> None:
+    def note(self, times: BatchTimes, start: float) -> None:
+        stages = split_stages(*times)
         self._lines.append(event("batch", {"start": start, **{name: round(s, 7) for name, s in stages.items()}}))
         now = time.perf_counter()
         if now - self._written > _WRITE_SECONDS:

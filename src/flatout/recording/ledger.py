@@ -2,9 +2,11 @@
 
 Every second between two hooks belongs to `other`, the script's own code. Hooks call in from the script's own frames,
 so nothing here may raise: what fails is said once in the run, and the script goes on without a ledger.
+
+While training goes its steady way, a hook only notes what it saw, and many steps are understood at once: amid the
+script's own work, when nothing of the ledger is in the processor's caches, that would cost three times as much.
 """
 
-import functools
 import json
 import math
 import os
@@ -13,39 +15,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from flatout.recording.fetching import BatchTimes, split_stages
 from flatout.recording.files import FOLDER, append_lines, claim_rank, event
-from flatout.recording.loaders import LoaderUse, batch_samples, batch_shape, batch_size, loader_facts
+from flatout.recording.loaders import LoaderUse, batch_size, loader_facts
 from flatout.recording.steps import RecordedStep, StepBook
-from flatout.timeline import Recorder
+from flatout.timeline.recorder import LOOK_SECONDS, Recorder
 
 _TOTALS_SECONDS = 2.0
-_WRITE_SECONDS = 0.25  # what a kill -9 may take with it
+_LATER_SECONDS = 0.05  # what is seen is understood by then, or at the next hook after
+_WRITE_SECONDS = 0.2  # and that: what a kill -9 may take with it
+_LEAST_SECONDS = 5e-7  # less is written as 0
 _FIRST_STEPS = 20  # each is written at once: a script that dies early leaves them all
 _BACKWARDS_BY_HAND = 50  # without any optimizer's step: more are hardly ever accumulated
 _MOST_HELD = 50_000  # lines of a process that does not train, before it stops keeping them
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _guarded(method: _Method) -> _Method:
-    """An error of ours ends the ledger, never the script."""
-
-    @functools.wraps(method)
-    def call(self: "ScriptLedger", *args: Any) -> Any:
-        if not self.active:
-            return None
-        try:
-            return method(self, *args)
-        except Exception as error:
-            self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
-            return None
-
-    return call  # type: ignore[return-value]
+_Seen = tuple[Callable[..., None], float, tuple[Any, ...]]  # a method of the ledger, when, and its arguments
 
 
 class ScriptLedger:
-    """Of the thread that trains. Only that thread calls the methods that begin and end something."""
+    """Of the thread that trains. Only that thread has something to tell: `saw(ScriptLedger.begin_call, ...)`. What the
+    methods that begin and end something do, they do for a moment `at` (of time.perf_counter) that is over."""
 
     def __init__(self, run: Path, started: float | None = None) -> None:
         self.run = run
@@ -60,6 +50,13 @@ class ScriptLedger:
         self.told_rank: Callable[[], int | None] = lambda: None
         self.on_claim: Callable[[], dict[str, Any]] = dict
         """What the process says of itself once it trains."""
+        self.loader_trains = False
+        """Samples are those of a loader, not of what the model is called with."""
+        self._seen: deque[_Seen] = deque()
+        self._understanding = threading.RLock()
+        self._in_order = True  # False while `_seen` is gone through
+        self._due = 0.0  # when it has to be, of time.perf_counter
+        self._newest = self._looked = 0.0
         self._events: deque[str | RecordedStep] = deque()  # steps become text when they are written
         self._attempt = 1
         self._writing = threading.Lock()
@@ -70,17 +67,87 @@ class ScriptLedger:
         self._validated = 0.0  # when the last event of a validation was over
         self._in_validation = False
         self._unsettled = True  # the start, or a validation, is open: the next hook of training ends it
-        self._loader_trains = False
         self._optimizer_seen = False
         self._by_hand = False  # the script changes its weights itself: a step is a backward pass
         self._call_samples = 0
+        self._parts: list[bool] = []  # that are open: whether each is a span of its own
         self._told_totals = 0.0
         self._seen_training: set[int] = set()
 
+    # ---- seeing
+
+    def saw(self, what: Callable[..., None], *args: Any) -> None:
+        """`what(self, now, *args)`, now or a few milliseconds later. Only the training thread calls this."""
+        now = time.perf_counter()
+        if now - self._newest > LOOK_SECONDS or now - self._looked > _LATER_SECONDS:
+            self._look(now)
+        self._newest = now
+        self._seen.append((what, now, args))
+        if now > self._due:
+            self.catch_up()
+
+    def _look(self, now: float) -> None:
+        """Whether it waited for a core: such a wait makes the stretch between two hooks a long one."""
+        self._looked = now
+        if (core_wait := self.recorder.core_wait) is not None:
+            self._seen.append((ScriptLedger.waited, now, (core_wait.seconds(),)))
+
+    def catch_up(self) -> None:
+        """What was seen so far is in the ledger then. Any thread may call it."""
+        if self.rank is None and threading.get_ident() != self.thread:
+            return  # the training thread itself claims the rank; until then it keeps nothing for later
+        with self._understanding:
+            if not self._in_order:  # a handler of a signal, in the middle of this
+                return
+            self._in_order = False
+            try:
+                self._understand()
+            finally:
+                self._in_order = True
+
+    def _understand(self) -> None:
+        """An error of ours ends the ledger, never the script."""
+        what: Any = None
+        seen = self._seen
+        try:
+            while seen:
+                what, at, args = seen.popleft()
+                if self.active:
+                    what(self, at, *args)
+            steady = self.book.done > _FIRST_STEPS and not self._in_validation
+            self._due = time.perf_counter() + _LATER_SECONDS if steady else 0.0
+        except Exception as error:
+            self.give_up(f"{what.__name__}: {type(error).__name__}: {error}")
+
+    def part(self) -> str:
+        """What the training thread does at this moment; any thread may ask."""
+        try:
+            what, at, args = self._seen[-1]
+        except IndexError:
+            return self.recorder.current
+        if time.perf_counter() - at > _LATER_SECONDS:
+            self.catch_up()
+            return self.recorder.current
+        if self._in_validation:
+            return "validation"
+        return str(args[0]) if what is ScriptLedger.begin_part else _BEGUN.get(what, "other")
+
+    def waited(self, at: float, seconds: float) -> None:
+        """For a core, since the thread began."""
+        self.recorder.waited(seconds)
+
     # ---- loaders
 
-    @_guarded
-    def loader_use(self, loader: Any) -> LoaderUse:
+    def loader_use(self, loader: Any) -> LoaderUse | None:
+        """Called by the training thread before it asks for the first batch."""
+        self.catch_up()
+        try:
+            return self._loader_use(loader) if self.active else None
+        except Exception as error:
+            self.give_up(f"loader_use: {type(error).__name__}: {error}")
+            return None
+
+    def _loader_use(self, loader: Any) -> LoaderUse:
         key = (id(getattr(loader, "dataset", None)), batch_size(loader))
         if key not in self.loaders:
             self.loaders[key] = LoaderUse(len(self.loaders), {})
@@ -95,79 +162,69 @@ class ScriptLedger:
     def _tell_loader(self, use: LoaderUse) -> None:
         self.tell("loader", {"number": use.number, **use.facts, "shape": use.shape})
 
-    @_guarded
-    def begin_fetch(self, use: LoaderUse, grad_enabled: bool) -> None:
+    def begin_fetch(self, at: float, use: LoaderUse, grad_enabled: bool) -> None:
         if use.feeds_validation(grad_enabled):
-            self._begin_validation()
+            self._begin_validation(at)
         else:
-            self.book.begin(self._begin("data_wait"))
+            self._begin_work("data_wait", at)
 
-    @_guarded
-    def end_fetch(self, use: LoaderUse, batch: Any, found: bool) -> None:
-        """`found`: there was a batch, or else the epoch is over."""
+    def end_fetch(self, at: float, use: LoaderUse, shape: tuple[int, ...], found: bool) -> None:
+        """`found`: there was a batch, of such a shape, or else the epoch is over."""
         if self._in_validation:
-            self._validated = time.perf_counter()
+            self._validated = at
             if not found:
                 self._end_validation()
         else:
-            self.book.work.wait_seconds += self._end()
+            self.book.work.wait_seconds += self.recorder.end_inner(at)
         if not found:
             return
-        shape = batch_shape(batch)
         if shape and not use.shape:
             use.shape = tuple(map(int, shape))
             self._tell_loader(use)
         use.take(int(shape[0]) if shape else 0, self.book.done + 1, self._in_validation)
         self._fed_by = use
 
-    @_guarded
-    def fetched_here(self, stages: dict[str, float], start: float) -> None:
-        """A batch that the training thread itself prepared."""
+    def fetched_here(self, at: float, times: BatchTimes, start: float) -> None:
+        """A batch that the training thread itself prepared, from `start` on."""
         prefix = "val_" if self._in_validation else ""
-        for name, seconds in stages.items():
-            if not seconds:
-                continue
-            self.recorder.lane("loader", prefix + name, start, seconds, self.book.done)
+        for name, seconds in split_stages(*times).items():
+            if seconds > _LEAST_SECONDS:
+                self.recorder.lane("loader", prefix + name, start, seconds, self.book.done)
 
     # ---- computing
 
-    @_guarded
-    def begin_call(self, module: Any, arguments: Any, grad_enabled: bool) -> None:
-        self.inside = True
-        trains = bool(getattr(module, "training", True))
-        known = id(module) in self._seen_training
+    def begin_call(self, at: float, module: int, trains: bool, shape: tuple[int, ...], grad_enabled: bool) -> None:
+        """Of the module with this id, in training mode or not, with arguments of this shape."""
+        known = module in self._seen_training
         if trains and not known and grad_enabled:
-            self._seen_training.add(id(module))
+            self._seen_training.add(module)
         fed = self._fed_by is not None and self._fed_by.trained and self._fed_by.passed_by <= 1 and grad_enabled
         # without any loader, a model in training mode acts (reinforcement learning): no validation
         held_out = not grad_enabled and not self._feeds_training() and (bool(self.loaders) or not trains)
         if held_out or (not trains and known and not fed):
-            self._begin_validation()
+            self._begin_validation(at)
         else:
-            self.book.begin(self._begin("forward"))
-            if grad_enabled and not self._loader_trains and not self._call_samples:  # its loss may be called next
-                self._call_samples = batch_samples(arguments)
+            self._begin_work("forward", at)
+            if grad_enabled and not self.loader_trains and not self._call_samples:  # its loss may be called next
+                self._call_samples = int(shape[0]) if shape else 0
 
     def _feeds_training(self) -> bool:
         """The newest batch is one of training: a pass without gradients over it is a teacher's, or bookkeeping."""
         use = self._fed_by
         return use is not None and use.trained and use.passed_by == 1 and not self._in_validation
 
-    @_guarded
-    def end_call(self) -> None:
-        self.inside = False
+    def end_call(self, at: float) -> None:
         if self._in_validation:
-            self._validated = time.perf_counter()
+            self._validated = at
         else:
-            self._end()
+            self.recorder.end_inner(at)
 
-    @_guarded
-    def begin_backward(self, loss: float | None) -> None:
-        self.book.begin(self._begin("backward"))
+    def begin_backward(self, at: float, loss: float | None) -> None:
+        self._begin_work("backward", at)
         work, use = self.book.work, self._fed_by
         work.backwards += 1
         if loss is not None:
-            work.losses.append(loss)
+            work.loss = loss if work.loss is None else work.loss + loss
         for each in self.loaders.values():
             if each.may_train(each is use):
                 self._train_on(each)
@@ -176,7 +233,7 @@ class ScriptLedger:
             if self._pass != (use.number, use.epoch):  # the first batch of a pass over training data
                 self._pass = use.number, use.epoch
                 self._epoch += 1
-        if not self._loader_trains:
+        if not self.loader_trains:
             work.samples += self._call_samples
             self._call_samples = 0
 
@@ -184,82 +241,86 @@ class ScriptLedger:
         self.book.work.samples += use.take_trained()
         self.book.work.fetches += 1
         if not use.trained:
-            use.trained = self._loader_trains = True
+            use.trained = self.loader_trains = True
             self.tell("trained", use.number)
 
-    @_guarded
-    def end_backward(self, computed: float | None, count_steps: bool = True) -> None:
-        """`computed` is when the gradients were done (of time.perf_counter), where others were waited for after."""
+    def end_backward(self, at: float, computed: float | None, count_steps: bool) -> None:
+        """`computed` is when the gradients were done, where others were waited for after."""
         if computed is not None and self.recorder.depth > 1 and computed > self.recorder.since:
             self.recorder.switch("communication", computed)
-        self._end()
+        self.recorder.end_inner(at)
         if count_steps and not self._optimizer_seen:
             self._by_hand = self._by_hand or self.book.work.backwards >= _BACKWARDS_BY_HAND
             if self._by_hand:
-                self._count_step(0, None)
+                self._count_step(at, 0, None)
 
-    @_guarded
-    def copied(self, since: float) -> None:
-        """Something went to another device, from `since` (of time.perf_counter) until now."""
+    def copied(self, at: float, since: float) -> None:
+        """Something went to another device, from `since` on."""
         if self.recorder.depth == 1 and self.recorder.current == "other":
             self.recorder.switch("copy", since)
-            self.recorder.switch("other")
+            self.recorder.switch("other", at)
 
-    @_guarded
-    def begin_optimizer(self) -> None:
+    def begin_optimizer(self, at: float) -> None:
         if self.recorder.current == "optimizer":
-            self._end()  # of a step that raised: its end was never told
-        self._begin("optimizer")
+            self.recorder.end_inner(at)  # of a step that raised: its end was never told
+        self._begin("optimizer", at)
 
-    @_guarded
-    def end_optimizer(self, optimizer: int, learning_rate: float | None) -> None:
-        self._end()
+    def end_optimizer(self, at: float, optimizer: int, learning_rate: float | None, counts: bool) -> None:
+        """A step of the optimizer with this id; `counts`: it is one of the run."""
+        self.recorder.end_inner(at)
+        if not counts:
+            return
         self._optimizer_seen = True
         for each in self.loaders.values():
             if len(each.waiting) > 1:
                 self.book.work.samples += each.take_left_behind()
-        self._count_step(optimizer, learning_rate)
+        self._count_step(at, optimizer, learning_rate)
 
-    @_guarded
-    def end_step(self, samples: int | None) -> None:
+    def end_step(self, at: float, samples: int | None) -> None:
         """A step that the script says itself, of so many samples where it knows."""
-        self._settle()
+        self._settle(at)
         self.book.begin(self.recorder.since)
         if samples is not None:
             self.book.work.samples = samples
-        self._count_step(0, None)
+        self._count_step(at, 0, None)
 
-    def _count_step(self, optimizer: int, learning_rate: float | None) -> None:
+    def take_loss(self, at: float, loss: float) -> None:
+        """Of this step, as the script says itself."""
+        self.book.work.loss = loss
+
+    def _count_step(self, at: float, optimizer: int, learning_rate: float | None) -> None:
         if self.rank is None:
             self._claim()
             if not self.active:
                 return
         use = self._fed_by
         index = self.book.done if use is None else max(0, use.batch_index)
-        now = time.perf_counter()
-        step = self.book.optimizer_done(optimizer, now, max(0, self._epoch), index, learning_rate)
+        step = self.book.optimizer_done(optimizer, at, max(0, self._epoch), index, learning_rate)
         self.recorder.step = self.book.done
         if self.recorder.depth == 1:
-            self.recorder.switch("other")  # what a kill leaves of it is at most a step's
+            self.recorder.switch("other", at)  # what a kill leaves of it is at most a step's
         if step is not None:
             self._events.append(step)
-        if now - self._written > _WRITE_SECONDS or self.book.done <= _FIRST_STEPS:
-            self._written = now
+        if at - self._written > _WRITE_SECONDS or self.book.done <= _FIRST_STEPS:
+            self._written = at
             self.recorder.flush()
             self.write_events()
-        if now - self._told_totals > _TOTALS_SECONDS:
-            self._told_totals = now
+        if at - self._told_totals > _TOTALS_SECONDS:
+            self._told_totals = at
             self.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
 
-    @_guarded
-    def begin_part(self, name: str) -> None:
-        self._begin(name)
+    def begin_part(self, at: float, name: str) -> None:
+        """One inside another of the same name is a part of that."""
+        opens = self.recorder.current != name
+        self._parts.append(opens)
+        if opens:
+            self._begin(name, at)
 
-    @_guarded
-    def end_part(self, name: str) -> None:
-        seconds = self._end()
-        if name == "checkpoint":
-            self.book.set_aside(seconds)
+    def end_part(self, at: float, name: str) -> None:
+        if self._parts and self._parts.pop():
+            seconds = self.recorder.end_inner(at)
+            if name == "checkpoint":
+                self.book.set_aside(seconds)
 
     # ---- telling
 
@@ -270,6 +331,10 @@ class ScriptLedger:
 
     def missing(self, what: str) -> None:
         self.tell("missing", what)
+
+    def abandon(self) -> None:
+        """In a forked child: the ledger is its parent's."""
+        self.active, self.thread = False, 0
 
     def give_up(self, why: str) -> None:
         """Hooks stay where they are and do nothing any more."""
@@ -292,6 +357,7 @@ class ScriptLedger:
 
     def close(self, ended: dict[str, Any]) -> None:
         """When the process ends by itself."""
+        self.catch_up()
         trained = self.rank is not None
         if not trained and ended.get("cause") is None and not self.loaders and not self._seen_training:
             return  # a launcher, a tool: nothing of a training was seen here
@@ -305,7 +371,7 @@ class ScriptLedger:
             return
         if (last := self.book.take_last()) is not None:
             self._events.append(last)
-        self._settle()
+        self._settle(time.perf_counter())
         self.recorder.close()
         self.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
         self.tell("end", ended)
@@ -318,7 +384,6 @@ class ScriptLedger:
             return
         self.rank, self._attempt = claimed
         self.recorder.keep_at(self.run / "spans" / f"rank{self.rank}.jsonl", self._attempt)
-        self.thread = threading.get_ident()
         self._events.appendleft(event("process", {"attempt": self._attempt, "pid": os.getpid(), **self.on_claim()}))
         self.write_events()
 
@@ -332,7 +397,7 @@ class ScriptLedger:
         work = step.work
         return (
             f'{{"step": {{"attempt": {self._attempt}, "epoch": {step.epoch}, "batch_index": {step.batch_index}, '
-            f'"samples": {work.samples}, "loss": {_as_json(step.loss)}, '
+            f'"samples": {work.samples}, "loss": {_as_json(work.loss)}, '
             f'"learning_rate": {_as_json(step.learning_rate)}, "step_seconds": {step.seconds:.7f}, '
             f'"data_wait_seconds": {work.wait_seconds:.7f}, "time_unix": {origin_unix + step.end:.3f}, '
             f'"microbatches": {work.fetches or work.backwards}}}}}\n'
@@ -340,40 +405,52 @@ class ScriptLedger:
 
     # ---- spans
 
-    def _begin(self, name: str) -> float:
-        """A hook of training, or of a save: whatever validation there was is over. Returns the time of it."""
+    def _begin(self, name: str, at: float) -> None:
+        """A hook of training, or of a save: whatever validation there was is over."""
         if self._unsettled:
-            self._settle()
-        return self.recorder.begin(name)
+            self._settle(at)
+        self.recorder.begin(name, at)
 
-    def _end(self) -> float:
-        """Seconds of the span that ended."""
-        return self.recorder.end() if self.recorder.depth > 1 else 0.0
+    def _begin_work(self, name: str, at: float) -> None:
+        """A part of a step."""
+        if self._unsettled:
+            self._settle(at)
+        self.recorder.begin(name, at)
+        if self.book.start is None:
+            self.book.begin(at)
 
-    def _settle(self) -> None:
+    def _settle(self, at: float) -> None:
         """The start and a validation end where training begins or goes on."""
         if self.recorder.depth == 1:
             if self._in_validation:
                 self._end_validation()
             elif self.recorder.current == "startup":
-                self.recorder.switch("other")
+                self.recorder.switch("other", at)
             self._unsettled = False
 
-    def _begin_validation(self) -> None:
+    def _begin_validation(self, at: float) -> None:
         """All from the first batch without gradients to the last is one span, the script's code in between too."""
         if not self._in_validation and self.recorder.depth == 1:
             self._in_validation = self._unsettled = True
             if self._fed_by is not None:
                 self._fed_by.validates = True
-            self.recorder.switch("validation")
+            self.recorder.switch("validation", at)
         elif not self._in_validation:
-            self._begin("forward")
+            self._begin("forward", at)
 
     def _end_validation(self) -> None:
         """Since its last event: what came after that was something else."""
         self._in_validation = False
         self.book.set_aside(max(0.0, self._validated - self.recorder.since))
         self.recorder.switch("other", self._validated)
+
+
+_BEGUN = {
+    ScriptLedger.begin_fetch: "data_wait",
+    ScriptLedger.begin_call: "forward",
+    ScriptLedger.begin_backward: "backward",
+    ScriptLedger.begin_optimizer: "optimizer",
+}
 
 
 def _as_json(value: float | None) -> str:

@@ -116,19 +116,22 @@ def _is_image_folder(dataset: Any) -> bool:
     )
 
 
-def batch_samples(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch; 0 where there is none."""
-    shape = batch_shape(batch)
-    return int(shape[0]) if shape else 0
+def shape_at_hand(batch: Any) -> tuple[int, ...]:
+    """Of the first tensor in a batch that has any dimension; () where there is none, or it cannot be had."""
+    try:
+        return batch_shape(batch)  # type: ignore[no-any-return]
+    except Exception:  # whatever a user's own class may do
+        return ()
 
 
 def batch_shape(batch: Any, depth: int = 0) -> Any:
-    """Of the first tensor in a batch that has any dimension, whatever it is wrapped in; () where there is none."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return shape
+    """As `shape_at_hand`, whatever the tensor is wrapped in."""
+    inner: Any = batch
+    if not isinstance(batch, (list, tuple)):
+        if (shape := getattr(batch, "shape", None)) is not None:
+            return shape
+        inner = getattr(batch, "values", ())
     if depth < 4:
-        inner = batch if isinstance(batch, (list, tuple)) else getattr(batch, "values", tuple)
         for each in inner() if callable(inner) else inner:
             if found := batch_shape(each, depth + 1):
                 return found

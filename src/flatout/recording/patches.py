@@ -6,6 +6,7 @@ does, to the bit.
 
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,16 @@ import torch
 import torch.optim.optimizer as optimizers
 from torch.utils.data import _utils, dataloader, default_collate, default_convert, get_worker_info
 
-from flatout.recording.fetching import LOADER, WorkerDiary, clock_of_thread, patch_decoders, timed_collate
+from flatout.recording.fetching import (
+    LOADER,
+    BatchTimes,
+    WorkerDiary,
+    clock_of_thread,
+    patch_decoders,
+    timed_collate,
+)
 from flatout.recording.ledger import ScriptLedger
+from flatout.recording.loaders import shape_at_hand
 
 COLLECTIVES = (
     "all_reduce",
@@ -34,8 +43,13 @@ COLLECTIVES = (
     "scatter",
     "all_to_all_single",
 )
+_BEGIN_FETCH, _END_FETCH, _FETCHED_HERE = ScriptLedger.begin_fetch, ScriptLedger.end_fetch, ScriptLedger.fetched_here
+_BEGIN_CALL, _END_CALL = ScriptLedger.begin_call, ScriptLedger.end_call
+_BEGIN_BACKWARD, _END_BACKWARD = ScriptLedger.begin_backward, ScriptLedger.end_backward
+_BEGIN_OPTIMIZER, _END_OPTIMIZER = ScriptLedger.begin_optimizer, ScriptLedger.end_optimizer
 _get_ident = threading.get_ident
 _is_grad_enabled = torch.is_grad_enabled
+_has_process_group = getattr(torch.distributed, "is_initialized", lambda: False)  # without it where torch lacks it
 
 
 class Hooks:
@@ -48,6 +62,7 @@ class Hooks:
         self.missing: list[str] = []
         self._undo: list[Callable[[], None]] = []
         self._decoders: set[tuple[str, str | None, str]] = set()
+        self._modules = 0  # that were imported when decoders were looked for
         self._diary: WorkerDiary | None = None
         self._diary_pid = 0
 
@@ -95,8 +110,8 @@ class Hooks:
         ledger = self.ledger
         if ledger is not None and ledger.rank is None and ledger.active:
             ledger.thread = _get_ident()  # who steps is who trains
-        if (ledger := self._mine()) is not None:
-            ledger.begin_optimizer()
+        if ledger is not None and _get_ident() == ledger.thread:
+            ledger.saw(_BEGIN_OPTIMIZER)
             return self._with_closure_apart(args, kwargs)
         return None
 
@@ -109,12 +124,11 @@ class Hooks:
         return None
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if (ledger := self._mine()) is not None:
-            if not self.count_steps:
-                ledger.end_part("optimizer")
-                return
-            rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-            ledger.end_optimizer(id(optimizer), rate if isinstance(rate, (float, int)) else None)
+        ledger = self.ledger
+        if ledger is None or _get_ident() != ledger.thread:
+            return
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        ledger.saw(_END_OPTIMIZER, id(optimizer), rate if isinstance(rate, (float, int)) else None, self.count_steps)
 
     # ---- modules: the outermost call. A global hook would cost every inner module its fast path, and be traced
 
@@ -132,13 +146,15 @@ class Hooks:
                 if plain and module._compiled_call_impl is None:
                     return module._call_impl(*args, **kwargs)
                 return original(module, *args, **kwargs)
-            ledger.begin_call(module, args or kwargs, _is_grad_enabled())
+            grad_enabled = _is_grad_enabled()
+            shape = shape_at_hand(args or kwargs) if grad_enabled and not ledger.loader_trains else ()
+            ledger.saw(_BEGIN_CALL, id(module), getattr(module, "training", True), shape, grad_enabled)
             try:
-                inside = plain
+                ledger.inside, inside = True, plain
                 return original(module, *args, **kwargs)
             finally:
-                inside = False
-                ledger.end_call()
+                ledger.inside = inside = False
+                ledger.saw(_END_CALL)
 
         self._patch(torch.nn.Module, "__call__", lambda _: call)
 
@@ -147,10 +163,10 @@ class Hooks:
     def _hook_backward(self) -> None:
         def wrapper(original: Any) -> Any:
             def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                ledger = self._mine()
-                if ledger is None:
+                ledger = self.ledger
+                if ledger is None or _get_ident() != ledger.thread:
                     return original(tensors, *args, **kwargs)
-                ledger.begin_backward(_value_at_hand(tensors))
+                ledger.saw(_BEGIN_BACKWARD, _value_at_hand(tensors))
                 computed: list[float] = []
                 handle = _watch_end(tensors, computed)
                 try:
@@ -158,7 +174,7 @@ class Hooks:
                 finally:
                     if handle is not None:
                         handle.remove()
-                    ledger.end_backward(computed[0] if computed else None, self.count_steps)
+                    ledger.saw(_END_BACKWARD, computed[0] if computed else None, self.count_steps)
 
             return backward
 
@@ -177,12 +193,12 @@ class Hooks:
             use = None if ledger is None else ledger.loader_use(loader)
             if ledger is None or use is None:
                 return original(loader)
-            ledger.begin_fetch(use, _is_grad_enabled())
+            ledger.saw(_BEGIN_FETCH, use, _is_grad_enabled())
             with _ToldToWorkers(f"{os.getpid()}-{use.number}"):
                 try:
                     found = original(loader)
                 finally:
-                    ledger.end_fetch(use, None, False)
+                    ledger.saw(_END_FETCH, use, (), False)
             with suppress(AttributeError):
                 found._flatout_use = use
             return found
@@ -191,18 +207,21 @@ class Hooks:
 
     def _next_wrapper(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:
-            ledger = self._mine()
-            use = getattr(iterator, "_flatout_use", None)
-            if ledger is None or use is None:
+            ledger = self.ledger
+            if ledger is None or _get_ident() != ledger.thread:
                 return original(iterator)
-            ledger.begin_fetch(use, _is_grad_enabled())
-            batch, found = None, False
+            use = getattr(iterator, "_flatout_use", None)
+            if use is None:
+                return original(iterator)
+            ledger.saw(_BEGIN_FETCH, use, _is_grad_enabled())
+            shape: tuple[int, ...] = ()
+            found = False
             try:
                 batch = original(iterator)
-                found = True
+                shape, found = shape_at_hand(batch), True
                 return batch
             finally:
-                ledger.end_fetch(use, batch, found)
+                ledger.saw(_END_FETCH, use, shape, found)
 
         return __next__
 
@@ -224,28 +243,29 @@ class Hooks:
 
     def _fetch_wrapper(self, original: Any) -> Any:
         def fetch(fetcher: Any, index: Any) -> Any:
-            worker = get_worker_info()
-            ledger = None if worker is not None else self._mine()
-            if worker is None and ledger is None:
+            worker, ledger = get_worker_info(), self.ledger
+            if worker is None and (ledger is None or _get_ident() != ledger.thread):
                 return original(fetcher, index)
-            patch_decoders(self._decoders)
-            batch, stages, start = clock_of_thread().measure(original, fetcher, index)
-            if ledger is not None:
-                ledger.fetched_here(stages, start)
-            elif worker is not None:
+            if len(sys.modules) != self._modules:  # a decoder may have been imported
+                self._modules = len(sys.modules)
+                patch_decoders(self._decoders)
+            batch, times, start = clock_of_thread().measure(original, fetcher, index)
+            if worker is not None:
                 with suppress(Exception):  # the batch is worth more than a line about it
-                    self._note_in_worker(worker.id, stages, start)
+                    self._note_in_worker(worker.id, times, start)
+            elif ledger is not None:
+                ledger.saw(_FETCHED_HERE, times, start)
             return batch
 
         return fetch
 
-    def _note_in_worker(self, worker: int, stages: dict[str, float], start: float) -> None:
+    def _note_in_worker(self, worker: int, times: BatchTimes, start: float) -> None:
         if self._diary_pid != os.getpid():
             run = self.ledger.run if self.ledger is not None else Path(os.environ["FLATOUT_RECORD"])
             self.ledger = None  # the training process has it
             self._diary_pid, self._diary = os.getpid(), WorkerDiary(run, os.environ[LOADER], worker)
         if self._diary is not None:
-            self._diary.note(stages, start)
+            self._diary.note(times, start)
 
     # ---- the rest
 
@@ -258,7 +278,7 @@ class Hooks:
                 since = time.perf_counter()
                 moved = original(tensor, *args, **kwargs)
                 if moved.device != tensor.device:
-                    ledger.copied(since)
+                    ledger.saw(ScriptLedger.copied, since)
                 return moved
 
             return to
@@ -277,13 +297,13 @@ class Hooks:
     def _as_part(self, part: str, original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             ledger = self._mine()
-            if ledger is None or ledger.recorder.current == part:
+            if ledger is None:
                 return original(*args, **kwargs)
-            ledger.begin_part(part)
+            ledger.saw(ScriptLedger.begin_part, part)
             try:
                 return original(*args, **kwargs)
             finally:
-                ledger.end_part(part)
+                ledger.saw(ScriptLedger.end_part, part)
 
         return call
 
@@ -304,19 +324,18 @@ class _ToldToWorkers:
 def _value_at_hand(tensors: Any) -> float | None:
     """The loss, where reading it waits for nothing and nobody: not of a device, nor of a tensor that ranks share."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+    if type(loss) is not torch.Tensor or not loss.is_cpu:
         return None
     try:
         return float(loss.item())
-    except Exception:  # inside a transform of torch.func there is no value
+    except Exception:  # more than one value; and inside a transform of torch.func there is none
         return None
 
 
 def _watch_end(tensors: Any, computed: list[float]) -> Any:
     """With several ranks: when the last gradient of this rank was there. The engine runs what is queued after that in
     order, and the exchange of gradients queues its own wait later than this."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not _has_process_group():
         return None
     with suppress(Exception):
         loss = tensors[0] if isinstance(tensors, tuple | list) else tensors

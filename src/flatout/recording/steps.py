@@ -1,6 +1,6 @@
 """Which optimizer step is which step of the run: pure bookkeeping, told about events as they come."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -12,7 +12,9 @@ class StepWork:
     wait_seconds: float = 0.0
     beside_seconds: float = 0.0
     """Validation and checkpoints, which are no part of a step."""
-    losses: list[float] = field(default_factory=list)
+    loss: float | None = None
+    """What the step's gradient is the gradient of: the sum over its backward passes, of which who accumulates divides
+    each. None where no value was at hand."""
     backwards: int = 0
 
 
@@ -31,12 +33,6 @@ class RecordedStep:
     def seconds(self) -> float:
         return max(0.0, self.end - self.start - self.work.beside_seconds)
 
-    @property
-    def loss(self) -> float | None:
-        """What the step's gradient is the gradient of: the sum over its backward passes, of which who accumulates
-        divides each. None where no value was at hand."""
-        return sum(self.work.losses) if self.work.losses else None
-
 
 class StepBook:
     """A step ends when every optimizer that takes part has stepped once: with two of them (a GAN) that is known when
@@ -46,18 +42,19 @@ class StepBook:
         self.done = 0
         """Steps that ended, the one that is not given out yet among them."""
         self.work = StepWork()
-        self._start: float | None = None
+        self.start: float | None = None
+        """Of the first step; None until it has begun."""
         self._pending: RecordedStep | None = None
         self._stepped: set[int] = set()
 
     def begin(self, now: float) -> None:
         """The first thing a step does; all but the first begin where the one before ended."""
-        if self._start is None:
-            self._start = now
+        if self.start is None:
+            self.start = now
 
     def set_aside(self, seconds: float) -> None:
         """No part of the step, where one has begun."""
-        if self._start is not None:
+        if self.start is not None:
             self.work.beside_seconds += seconds
 
     def optimizer_done(
@@ -71,7 +68,7 @@ class StepBook:
             pending.end = now
             _add(pending.work, work)
             return None
-        start = pending.end if pending is not None else self._start if self._start is not None else now
+        start = pending.end if pending is not None else self.start if self.start is not None else now
         self._pending = RecordedStep(start, now, epoch, batch_index, learning_rate, work)
         self._stepped = {optimizer}
         self.done += 1
@@ -88,5 +85,6 @@ def _add(total: StepWork, more: StepWork) -> None:
     total.fetches += more.fetches
     total.wait_seconds += more.wait_seconds
     total.beside_seconds += more.beside_seconds
-    total.losses += more.losses
+    if more.loss is not None:
+        total.loss = more.loss if total.loss is None else total.loss + more.loss
     total.backwards += more.backwards

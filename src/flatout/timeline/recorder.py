@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
@@ -34,10 +34,11 @@ PARTS = (
 _FLUSH_SECONDS = 1.0
 _DETAILED_LINES = 100_000  # of an attempt; after them, short spans of the same name are one line for each flush
 _SHORT_SECONDS = 0.1
-_LOOK_SECONDS = 0.002  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
+LOOK_SECONDS = 0.002  # a stretch that is shorter is not worth asking the kernel whether it waited for a core
 _WAITED_SECONDS = 0.0001  # what is less is not written
 _ON_DEVICE = frozenset({"copy", "forward", "backward", "optimizer"})
-_Lane = tuple[str, str, int, float, float]
+_Open = list[Any]  # name, start, seconds of the spans inside it, seconds for which it was ready and had no core
+_Line = str | tuple[str, str, int, float, float] | tuple[str, int, float, float, float, float, int]
 
 
 def _ends_in_a_torn_line(path: Path) -> bool:
@@ -73,7 +74,7 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder._leave(failed=kind is not None)
+        self._recorder.end(failed=kind is not None)
 
 
 class Recorder:
@@ -85,19 +86,18 @@ class Recorder:
         self._attempt = attempt
         self._file: IO[str] | None = None
         # appended to by any thread. They become text when they are flushed: many at once cost half as much
-        self._lines: deque[str | _Lane | tuple[str, int, float, float, float, float]] = deque()
+        self._lines: deque[_Line] = deque()
         self._written = 0
         self._short: dict[str, tuple[int, float, float, float, float]] = {}  # count, start, seconds, own, waited
         self._spans: dict[str, Span] = {}
-        self._stack: list[tuple[str, float]] = []
-        self._totals = dict.fromkeys(PARTS, 0.0)
-        self._inner = [0.0]
-        self._waited = [0.0]  # of each span on the stack: seconds for which it was ready and had no core
-        self._core_wait: CoreWait | None = None
+        self._stack: list[_Open] = []
+        self._totals = dict.fromkeys(PARTS, 0.0)  # of spans that ended
+        self.core_wait: CoreWait | None = None
+        """Of the thread that opened the ledger, until it is closed."""
         self._waited_before = 0.0
         self._looked = 0.0
         self._origin = time.perf_counter()
-        self._mark = self._origin
+        self._mark = self._origin  # when the last span that was inside no other ended
         self._flushed = self._origin
         self._holding = False  # until it is known where the file belongs
         self.device_clock: DeviceClock | None = None
@@ -110,10 +110,8 @@ class Recorder:
         age_seconds = max(0.0, age_seconds)
         self._origin = self._mark = time.perf_counter() - age_seconds
         self._open_file()
-        self._stack.append(("startup", self._origin))
-        self._inner.append(0.0)
-        self._waited.append(0.0)
-        self._core_wait = CoreWait()
+        self._stack.append(["startup", self._origin, 0.0, 0.0])
+        self.core_wait = CoreWait()
         return self
 
     def _open_file(self) -> None:
@@ -152,34 +150,58 @@ class Recorder:
     def end_startup(self) -> None:
         """Called once before the first batch is asked for."""
         if self._stack and self._stack[0][0] == "startup":
-            self._leave()
+            self.end()
 
     def span(self, name: str) -> Span:
         if name not in self._spans:
             self._spans[name] = Span(self, name)
         return self._spans[name]
 
-    def begin(self, name: str) -> float:
-        """As entering `span(name)`, for a hook whose end is another function. When it began, of time.perf_counter."""
+    def begin(self, name: str, at: float | None = None) -> None:
+        """As entering `span(name)`, for what begins and ends in two functions, now or at a moment that is over."""
         if name == "copy" and self.device_clock is not None:
             self.device_clock.mark("idle")
-        now = time.perf_counter()
-        self._charge(now)
-        self._stack.append((name, now))
-        self._inner.append(0.0)
-        self._waited.append(0.0)
-        return now
+        now = self._now() if at is None else at
+        if not self._stack:
+            self._totals["unattributed"] += now - self._mark
+        self._stack.append([name, now, 0.0, 0.0])
 
-    def end(self) -> float:
-        """The innermost span is over; its seconds."""
-        return self._leave()
+    def end(self, at: float | None = None, failed: bool = False) -> float:
+        """The innermost span is over, now or since `at`; its seconds. `failed`: an error is on its way. The device may
+        be what failed, and asking it would hide the cause."""
+        now = self._now() if at is None else at
+        stack = self._stack
+        name, start, inner, waited = stack.pop()
+        seconds: float = now - start
+        own = seconds - inner
+        if stack:
+            stack[-1][2] += seconds
+        else:
+            self._mark = now
+        if name == "device_wait":
+            self._split_wait(start, own, {} if failed else self._device_shares())
+        else:
+            self._totals[name] = self._totals.get(name, 0.0) + own
+            if self._written < _DETAILED_LINES:  # as `_note`, which a call would make dearer
+                self._lines.append((name, self.step, start, seconds, own, waited if waited < own else own, 1))
+            else:
+                self._note(name, start, seconds, own, min(waited, own))
+            if self.device_clock is not None and name in _ON_DEVICE and not failed:
+                self.device_clock.mark(name)
+        if now - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+            self._flushed = now
+        return seconds
+
+    def end_inner(self, at: float) -> float:
+        """As `end`, where the innermost span is not the outermost, too; else nothing is over."""
+        return self.end(at) if len(self._stack) > 1 else 0.0
 
     def switch(self, name: str, at: float | None = None) -> None:
         """The innermost span is over, now or since `at`, and `name` began at that moment."""
-        self._leave(at=at)
-        self._stack.append((name, self._mark))
-        self._inner.append(0.0)
-        self._waited.append(0.0)
+        now = self._now() if at is None else at
+        self.end(now)
+        self._stack.append([name, now, 0.0, 0.0])
 
     @property
     def depth(self) -> int:
@@ -217,48 +239,38 @@ class Recorder:
 
     def totals(self) -> dict[str, float]:
         """Exclusive seconds of every part up to now; they add up to wall_seconds()."""
-        self._charge(time.perf_counter())
-        return dict(self._totals)
+        totals, end = dict(self._totals), time.perf_counter()
+        for name, start, inner, _ in reversed(self._stack):
+            totals[name] = totals.get(name, 0.0) + end - start - inner
+            end = start
+        if not self._stack:
+            totals["unattributed"] += end - self._mark
+        return totals
 
     def close(self) -> None:
         while self._stack:
-            self._leave()
+            self.end()
         self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._core_wait is not None:
-            self._core_wait.close()
-            self._core_wait = None
+        if self.core_wait is not None:
+            self.core_wait.close()
+            self.core_wait = None
 
-    def _charge(self, now: float) -> None:
-        owner = self._stack[-1][0] if self._stack else "unattributed"
-        self._totals[owner] = self._totals.get(owner, 0.0) + now - self._mark
-        self._mark = now
-        if self._core_wait is not None and now - self._looked > _LOOK_SECONDS:
-            waited = self._core_wait.seconds()
-            self._waited[-1] += waited - self._waited_before
-            self._waited_before, self._looked = waited, now
+    def _now(self) -> float:
+        """Of time.perf_counter; every few milliseconds the kernel is asked, too."""
+        now = time.perf_counter()
+        if self.core_wait is not None and now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self.waited(self.core_wait.seconds())
+        return now
 
-    def _leave(self, failed: bool = False, at: float | None = None) -> float:
-        """`failed`: an error is on its way. The device may be what failed, and asking it would hide the cause."""
-        now = time.perf_counter() if at is None else at
-        self._charge(now)
-        name, start = self._stack.pop()
-        seconds = now - start
-        own = seconds - self._inner.pop()
-        waited = min(self._waited.pop(), own)
-        self._inner[-1] += seconds
-        if name == "device_wait":
-            self._split_wait(start, own, {} if failed else self._device_shares())
-        else:
-            self._note(name, start, seconds, own, waited)
-            if self.device_clock is not None and name in _ON_DEVICE and not failed:
-                self.device_clock.mark(name)
-        if now - self._flushed > _FLUSH_SECONDS:
-            self.flush()
-            self._flushed = now
-        return seconds
+    def waited(self, seconds: float) -> None:
+        """So long was the thread without a core until now: what is new of it is the innermost span's."""
+        if self._stack:
+            self._stack[-1][3] += seconds - self._waited_before
+        self._waited_before = seconds
 
     def _device_shares(self) -> Mapping[str, float]:
         assert self.device_clock is not None
@@ -270,53 +282,50 @@ class Recorder:
     def _split_wait(self, start: float, seconds: float, shares: Mapping[str, float]) -> None:
         busy = {name: value for name, value in shares.items() if name != "idle"} or {"optimizer": 1.0}
         total = sum(busy.values()) or 1.0
-        self._totals["device_wait"] -= seconds
         for name, device_seconds in busy.items():
             part = seconds * device_seconds / total
             self._totals[name] += part
-            self._note(name, start, part, part)
+            self._note(name, start, part, part, 0.0)
             start += part
 
-    def _note(self, name: str, start: float, seconds: float, own: float, waited: float = 0.0) -> None:
+    def _note(self, name: str, start: float, seconds: float, own: float, waited: float) -> None:
         """A line for each span; in a long run, one line a second for the short spans of a name."""
         if self._written < _DETAILED_LINES or seconds >= _SHORT_SECONDS:
-            self._lines.append((name, self.step, start, seconds, own, waited))
+            self._lines.append((name, self.step, start, seconds, own, waited, 1))
             return
         count, first, summed, owned, delayed = self._short.get(name, (0, start, 0.0, 0.0, 0.0))
         self._short[name] = count + 1, first, summed + seconds, owned + own, delayed + waited
 
-    def _line(
-        self, name: str, step: int, start: float, seconds: float, own: float, waited: float, count: int = 1
-    ) -> str:
-        inner = "" if own == seconds else f',"own":{own:.6f}'
-        many = f',"count":{count}' if count > 1 else ""
-        queued = f',"core_wait":{waited:.6f}' if waited >= _WAITED_SECONDS else ""
-        return (
-            f'{{"name":"{name}","step":{step},"start":{start - self._origin:.6f},'
-            f'"seconds":{seconds:.6f}{inner}{queued}{many}}}\n'
-        )
-
-    def _as_text(self, line: str | _Lane | tuple[str, int, float, float, float, float]) -> str:
-        if isinstance(line, str):
-            return line
-        if len(line) == 6:
-            return self._line(*line)
-        lane, name, step, start, seconds = line
-        return (
-            f'{{"lane":"{lane}","name":"{name}","step":{step},"start":{start - self._origin:.6f},'
-            f'"seconds":{seconds:.6f}}}\n'
-        )
+    def _as_text(self, lines: Iterable[_Line]) -> str:
+        texts, origin = [], self._origin
+        for line in lines:
+            if isinstance(line, str):
+                texts.append(line)
+                continue
+            if len(line) == 5:
+                lane, name, step, start, seconds = line
+                before, after = f'"lane":"{lane}",', ""
+            else:
+                name, step, start, seconds, own, waited, count = line
+                before, after = "", "" if own == seconds else f',"own":{own:.6f}'
+                if waited >= _WAITED_SECONDS:
+                    after += f',"core_wait":{waited:.6f}'
+                if count > 1:
+                    after += f',"count":{count}'
+            at = f'"step":{step},"start":{start - origin:.6f}'
+            texts.append(f'{{{before}"name":"{name}",{at},"seconds":{seconds:.6f}{after}}}\n')
+        return "".join(texts)
 
     def flush(self) -> None:
         """Hand what is finished to the kernel: a kill -9 after this loses none of it."""
         if self._holding:
             return
         for name, (count, start, seconds, own, waited) in self._short.items():
-            self._lines.append(self._line(name, self.step, start, seconds, own, waited, count))
+            self._lines.append((name, self.step, start, seconds, own, waited, count))
         self._short.clear()
         waiting = [self._lines.popleft() for _ in range(len(self._lines))]
         self._written += len(waiting)
         if self._file is not None:
-            text = "".join(map(self._as_text, waiting))
-            self._file.write(text)  # one call: each costs a file that can be read a reset of its decoder
+            # one call: each costs a file that can be read a reset of its decoder
+            self._file.write(self._as_text(waiting))
             self._file.flush()

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from flatout.recording.fetching import BatchClock, split_stages, timed_collate
+from flatout.timeline.core_wait import CoreWait
 
 
 def test_stages_add_up_and_blocked_time_is_fetching() -> None:
@@ -21,7 +22,8 @@ def test_waiting_for_a_core_is_no_fetching() -> None:
 
 def test_a_sleep_is_fetching_and_a_loop_is_not() -> None:
     clock = BatchClock()
-    _, slept, _ = clock.measure(lambda: time.sleep(0.05))
+    _, times, _ = clock.measure(lambda: time.sleep(0.05))
+    slept = split_stages(*times)
     assert slept["fetch"] > slept["augment"]
 
     def spin() -> str:
@@ -30,8 +32,39 @@ def test_a_sleep_is_fetching_and_a_loop_is_not() -> None:
             pass
         return "batch"
 
-    batch, spun, _ = clock.measure(spin)
+    batch, times, _ = clock.measure(spin)
+    spun = split_stages(*times)
     assert (batch, spun["augment"] > spun["fetch"]) == ("batch", True)
+
+
+def test_a_loop_of_two_milliseconds_is_no_fetching_although_the_kernel_counts_in_steps_of_four() -> None:
+    def spin() -> None:
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
+
+    clock, fetched, augmented = BatchClock(), 0.0, 0.0
+    for _ in range(50):
+        stages = split_stages(*clock.measure(spin)[1])
+        fetched, augmented = fetched + stages["fetch"], augmented + stages["augment"]
+    assert augmented > 4 * fetched
+
+
+def test_batches_that_are_ready_at_once_are_split_as_the_last_one_that_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, wall, ran = BatchClock(), [0.0], [0.0]
+
+    def fetch(seconds: float) -> None:  # a quarter of which computes
+        wall[0] += seconds
+        ran[0] += seconds / 4
+
+    monkeypatch.setattr(time, "perf_counter", lambda: wall[0])
+    monkeypatch.setattr(time, "thread_time", lambda: ran[0])
+    monkeypatch.setattr(CoreWait, "seconds", lambda self: 0.0)
+    for seconds in (0.0002, 0.0004, 0.0001, 0.5):
+        stages = split_stages(*clock.measure(fetch, seconds)[1])
+        assert (stages["fetch"], stages["augment"]) == pytest.approx((0.75 * seconds, 0.25 * seconds))
 
 
 def test_collating_is_measured_apart_and_gives_what_it_gives() -> None:

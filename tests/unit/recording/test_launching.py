@@ -8,7 +8,7 @@ import pytest
 
 from flatout.recording.files import FOLDER, Tail, claim_rank
 from flatout.recording.launching import describe_end, recorded_environment
-from flatout.recording.loaders import LoaderUse, batch_samples
+from flatout.recording.loaders import LoaderUse, shape_at_hand
 
 
 def test_the_recorder_comes_first_and_nothing_of_ours_leaks(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_samples_are_found_in_whatever_a_batch_is() -> None:
     class Shaped:
         shape = (5, 2)
 
-    assert batch_samples([{"ids": Shaped()}, 1]) == 5
-    assert batch_samples({"a": {"b": (Shaped(),)}}) == 5
-    assert (batch_samples("text"), batch_samples(None), batch_samples([])) == (0, 0, 0)
+    assert shape_at_hand([{"ids": Shaped()}, 1])[0] == 5
+    assert shape_at_hand({"a": {"b": (Shaped(),)}})[0] == 5
+    assert (shape_at_hand("text"), shape_at_hand(None), shape_at_hand([])) == ((), (), ())
 
 
 def test_a_loader_whose_batches_go_by_feeds_validation() -> None:

@@ -23,12 +23,12 @@ def test_two_optimizers_of_a_gan_make_one_step() -> None:
     book.begin(0.0)
     given = []
     for number in range(3):
-        book.work.samples, book.work.fetches, book.work.losses = 4, 1, [2.0]
+        book.work.samples, book.work.fetches, book.work.loss = 4, 1, 2.0
         given.append(book.optimizer_done(1, number + 0.4, 0, number, 0.1))
-        book.work.losses = [4.0]
+        book.work.loss = 4.0
         given.append(book.optimizer_done(2, number + 1.0, 0, number, 0.2))
     steps = [step for step in [*given, book.take_last()] if step is not None]
-    assert [(step.seconds, step.work.samples, step.loss) for step in steps] == [(1.0, 4, 6.0)] * 3
+    assert [(step.seconds, step.work.samples, step.work.loss) for step in steps] == [(1.0, 4, 6.0)] * 3
 
 
 def test_accumulated_batches_are_one_step_and_validation_is_none_of_it() -> None:

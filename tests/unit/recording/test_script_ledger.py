@@ -1,6 +1,7 @@
 """Hooks in torch against a real loop, in this process: what becomes of each second, and that results do not change."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -338,3 +339,92 @@ def test_samples_without_a_loader_are_the_models_and_not_the_loss_functions(tmp_
             criterion(model(torch.ones(3, 5, 4)).reshape(15, 2), torch.zeros(15, dtype=torch.long)).backward()
             optimizer.step()
     assert [each["samples"] for each in events(tmp_path, "step")] == [3, 3]
+
+
+def test_what_a_steady_training_does_is_known_at_every_moment(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Telling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            told.append(ledger.part())
+            return super().forward(x)
+
+    model = Telling(4, 2)
+    with recorded(tmp_path) as ledger:
+        train(model, epochs=20)
+        told.append(ledger.part())
+        with torch.no_grad():
+            for x, _ in data(8):
+                time.sleep(0.06)
+                told.append(ledger.part())
+                model(x)
+    assert set(told[:80]) == {"forward"}
+    assert (told[80], set(told[81:])) == ("other", {"validation"})
+    assert [each["samples"] for each in events(tmp_path, "step")] == [4] * 80
+
+
+def test_another_thread_understands_what_was_seen_while_the_training_thread_is_busy(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with recorded(tmp_path) as ledger:
+        for _ in range(43):
+            model(torch.ones(4, 4)).mean().backward()
+            optimizer.step()
+        other = threading.Thread(target=ledger.catch_up)
+        other.start()
+        other.join()
+        assert (ledger.book.done, ledger.recorder.current, ledger.active) == (43, "other", True)
+
+
+def test_an_error_of_ours_in_a_steady_training_ends_the_ledger_at_its_step(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with recorded(tmp_path) as ledger:
+        train(model, epochs=10)
+        ledger.catch_up()
+        ledger._seen_training = None  # type: ignore[assignment]
+        model(torch.ones(4, 4)).mean().backward()
+        ledger.catch_up()
+        train(model, epochs=10)
+        assert not ledger.active
+    (missing,) = events(tmp_path, "missing")
+    assert missing.startswith("the ledger ended after step 40: begin_call: TypeError")
+    assert len(events(tmp_path, "step")) == 40
+
+
+def test_a_handler_of_a_signal_that_trains_in_the_middle_of_the_ledger_waits_for_nothing(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        model(torch.ones(4, 4)).mean().backward()
+        optimizer.step()
+
+    def interrupted(ledger: ScriptLedger, at: float) -> None:
+        step()
+        ledger.catch_up()
+
+    with recorded(tmp_path) as ledger:
+        step()
+        ledger.saw(interrupted)
+        step()
+        assert ledger.active
+    assert [each["samples"] for each in events(tmp_path, "step")] == [4] * 3
+
+
+def test_a_wait_for_a_core_is_of_the_stretch_between_two_hooks_in_which_it_was(tmp_path: Path) -> None:
+    waited = [0.0]
+
+    class Delayed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(0.02)
+            waited[0] += 0.01
+            return super().forward(x)
+
+    model = Delayed(4, 2)
+    with recorded(tmp_path) as ledger:
+        assert ledger.recorder.core_wait is not None
+        ledger.recorder.core_wait.seconds = lambda: waited[0]  # type: ignore[method-assign]
+        train(model, epochs=8)
+    rows = [row for row in read_spans(tmp_path / "spans/rank0.jsonl") if not isinstance(row, AttemptStart)]
+    seen = {row.name: sum(each.core_wait for each in rows if each.name == row.name) for row in rows if row.core_wait}
+    assert seen == {"forward": pytest.approx(0.32)}
