@@ -131,7 +131,7 @@ static PyObject *call_scratch_pairs(PyObject *module, PyObject *arguments) {
     int threads;
     if (!PyArg_ParseTuple(arguments, GEOMETRY ":scratch_pairs", FIELDS(g))) return NULL;
     g.groups = (g.samples + GROUP - 1) / GROUP;
-    return PyLong_FromSize_t(transposed_pairs(&g));
+    return PyLong_FromSize_t(transposed_pairs(&g, threads));
 }
 
 static PyMethodDef methods[] = {

@@ -183,11 +183,12 @@ void conv_to_inputs(const geometry *g, const bf16_pair *gradient, const float *w
 }
 
 /* The gradient of a weight is a sum over samples, which therefore become the pairs:
- * [pair of channels][32 samples][2 channels] -> [pair of samples][channel][2 samples], a place at a time. */
+ * [pair of channels][32 samples][2 channels] -> [pair of samples][channel][2 samples], a place at a time; first those of
+ * the gradient, then those of the input. */
 typedef struct {
-    const bf16_pair *from;
-    bf16_pair *to;
-    int channels;
+    const bf16_pair *from[2];
+    bf16_pair *to[2];
+    int places, channels[2];
 } transposition;
 
 static void transpose_place(const void *context, int number) {
@@ -195,19 +196,20 @@ static void transpose_place(const void *context, int number) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
                                          36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    ptrdiff_t size = (ptrdiff_t)p->channels / 2 * GROUP;
-    const bf16_pair *from = p->from + number * size;
-    bf16_pair *to = p->to + number * size;
-    for (int c = 0; c < p->channels; c += 2 * VECTOR)
+    int which = number >= p->places, channels = p->channels[which];
+    ptrdiff_t at = (ptrdiff_t)(number - which * p->places) * channels / 2 * GROUP;
+    const bf16_pair *from = p->from[which] + at;
+    bf16_pair *to = p->to[which] + at;
+    for (int c = 0; c < channels; c += 2 * VECTOR)
         for (int half = 0; half < 2; half++) {
-            int left = p->channels - c < 2 * VECTOR ? p->channels - c : 2 * VECTOR;
+            int left = channels - c < 2 * VECTOR ? channels - c : 2 * VECTOR;
             __m512i r[16];
             for (int j = 0; j < 16; j++)
                 r[j] = 2 * j < left ? load(from + (c / 2 + j) * GROUP + VECTOR * half) : _mm512_setzero_si512();
             transpose(r); /* now a sample each, with 32 channels */
             __mmask16 first = up_to(left), second = up_to(left - VECTOR);
             for (int m = 0; m < 8; m++) {
-                bf16_pair *row = to + (ptrdiff_t)(8 * half + m) * p->channels + c;
+                bf16_pair *row = to + (ptrdiff_t)(8 * half + m) * channels + c;
                 _mm512_mask_storeu_epi32(row, first, _mm512_permutex2var_epi16(r[2 * m], low, r[2 * m + 1]));
                 _mm512_mask_storeu_epi32(row + 16, second, _mm512_permutex2var_epi16(r[2 * m], high, r[2 * m + 1]));
             }
@@ -218,6 +220,7 @@ typedef struct {
     const geometry *g;
     const bf16_pair *x, *gradient; /* transposed */
     float *to;
+    int groups;
     int blocks_out, blocks_in, parts; /* of the channels, of the taps */
     ptrdiff_t x_group, x_row, x_column, x_pair; /* from one to the next */
 } weights_gradient;
@@ -265,7 +268,7 @@ static void weights_block(const void *context, int number) {
     int o = number / w->blocks_in % w->blocks_out * block, part = number / w->blocks_in / w->blocks_out;
     int taps_of_part = g->kernel_rows * g->kernel_columns / w->parts;
     int rows = g->out_columns >= PLACES ? 1 : PLACES / g->out_columns, vectors = g->inputs - i > VECTOR ? 2 : 1;
-    for (int group = 0; group < g->groups; group++)
+    for (int group = 0; group < w->groups; group++)
         for (int low = 0; low < g->out_rows; low += rows) {
             int high = low + rows < g->out_rows ? low + rows : g->out_rows;
             for (int k = part * taps_of_part; k < (part + 1) * taps_of_part; k++) {
@@ -281,27 +284,35 @@ static void weights_block(const void *context, int number) {
         }
 }
 
-static size_t gradient_pairs(const geometry *g) {
-    return (size_t)g->groups * (size_t)g->out_rows * (size_t)g->out_columns * (size_t)g->outputs * (GROUP / 2);
+static ptrdiff_t gradient_pairs(const geometry *g) { /* of a group */
+    return (ptrdiff_t)g->out_rows * g->out_columns * g->outputs / 2 * GROUP;
 }
 
-size_t transposed_pairs(const geometry *g) { /* what is loaded beyond the last is thrown away */
-    return (size_t)g->groups * (size_t)pairs_of_group(g) + gradient_pairs(g) + 2 * VECTOR;
+static int groups_at_once(const geometry *g, int threads) { /* as many as stay in the caches of the cores */
+    ptrdiff_t most = ((ptrdiff_t)threads << 18) / (pairs_of_group(g) + gradient_pairs(g));
+    return most < 1 ? 1 : most < g->groups ? (int)most : g->groups;
+}
+
+size_t transposed_pairs(const geometry *g, int threads) { /* what is loaded beyond the last is thrown away */
+    return (size_t)(groups_at_once(g, threads) * (pairs_of_group(g) + gradient_pairs(g)) + 2 * VECTOR);
 }
 
 void conv_to_weights(const geometry *g, const bf16_pair *x, const bf16_pair *gradient, bf16_pair *scratch,
                      float *weight_gradient, int threads) {
-    bool by_row = g->column_pairs * 2 != g->inputs || g->row_pairs != g->in_columns * g->column_pairs; /* columns overlap: a row is transposed as one place */
-    int channels = by_row ? 2 * g->row_pairs : g->inputs, columns = by_row ? 1 : g->in_columns;
-    bf16_pair *x_scratch = scratch + gradient_pairs(g);
-    transposition of_gradient = {gradient, scratch, g->outputs}, of_x = {x, x_scratch, channels};
-    in_threads(threads, g->groups * g->out_rows * g->out_columns, transpose_place, &of_gradient);
-    in_threads(threads, g->groups * g->in_rows * columns, transpose_place, &of_x);
+    bool by_row = g->column_pairs * 2 != g->inputs || g->row_pairs != g->in_columns * g->column_pairs;
+    int channels = by_row ? 2 * g->row_pairs : g->inputs, columns = by_row ? 1 : g->in_columns; /* which may overlap */
     int blocks_out = g->outputs / block_of(g->outputs), blocks_in = (g->inputs + 2 * VECTOR - 1) / (2 * VECTOR);
+    int parts = blocks_out * blocks_in < threads ? g->kernel_rows : 1, most = groups_at_once(g, threads);
+    bf16_pair *x_scratch = scratch + most * gradient_pairs(g);
     ptrdiff_t place = (ptrdiff_t)channels * GROUP / 2;
-    int parts = blocks_out * blocks_in < threads ? g->kernel_rows : 1; /* which change the order of no sum */
-    weights_gradient w = {g, x_scratch, scratch, weight_gradient, blocks_out, blocks_in, parts, pairs_of_group(g),
-                          place * columns, by_row ? 2 * g->column_pairs : place, channels};
     memset(weight_gradient, 0, sizeof(float) * (size_t)(g->outputs * g->kernel_rows * g->kernel_columns * g->inputs));
-    in_threads(threads, parts * blocks_out * blocks_in, weights_block, &w);
+    for (int done = 0; done < g->groups; done += most) { /* neither groups at once nor parts change the order of a sum */
+        int groups = g->groups - done < most ? g->groups - done : most, places = groups * g->out_rows * g->out_columns;
+        transposition t = {{gradient + done * gradient_pairs(g), x + done * pairs_of_group(g)},
+                           {scratch, x_scratch}, places, {g->outputs, channels}};
+        in_threads(threads, places + groups * g->in_rows * columns, transpose_place, &t);
+        weights_gradient w = {g, x_scratch, scratch, weight_gradient, groups, blocks_out, blocks_in, parts,
+                              pairs_of_group(g), place * columns, by_row ? 2 * g->column_pairs : place, channels};
+        in_threads(threads, parts * blocks_out * blocks_in, weights_block, &w);
+    }
 }

@@ -53,7 +53,7 @@ void conv_to_inputs(const geometry *g, const bf16_pair *gradient, const float *w
 /* `scratch` has room for transposed_pairs(). */
 void conv_to_weights(const geometry *g, const bf16_pair *x, const bf16_pair *gradient, bf16_pair *scratch,
                      float *weight_gradient, int threads);
-size_t transposed_pairs(const geometry *g);
+size_t transposed_pairs(const geometry *g, int threads);
 
 typedef struct {
     int samples, groups, rows, columns, channels;
