@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -30,7 +29,7 @@ from flatout.diagnosis.signals import Signals
 from flatout.diagnosis.step_model import ranks_here
 from flatout.diagnosis.what_if import Prediction, cache_break_even, staging_break_even, with_residual
 from flatout.diagnosis.what_if import predict as predict_job
-from flatout.errors import ConfigError, RunDirectoryError
+from flatout.errors import BadFile, ConfigError, RunDirectoryError
 from flatout.reports.predictions import coverage_lines, predictions_table, scores_table
 from flatout.runs import Run, read_run
 from flatout.runs.directory import read_json
@@ -80,8 +79,8 @@ def _own_calibration(run: Run, config: Config, signals: Signals | None) -> Calib
     if probed.get("calibration"):
         try:
             return Calibration.from_dict(probed["calibration"])
-        except (ValidationError, AttributeError) as error:
-            raise RunDirectoryError(f"cannot read {run.directory / 'probe.json'}: {error!s:.200}") from None
+        except BadFile as error:
+            raise RunDirectoryError(f"cannot read {run.directory / 'probe.json'}: {error}") from None
     signals = read_signals(run) if signals is None else signals
     if signals.step.done < 3:
         raise RunDirectoryError(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from flatout.decisions.caching import DECODED_EACH_EPOCH, FILLING, KEPT, CacheChoice
 from flatout.diagnosis.machine_share import MachineShare, share_of
 from flatout.diagnosis.model.device import DeviceTime, fit_device_time
 from flatout.diagnosis.signals import Signals
-from flatout.errors import RunDirectoryError
+from flatout.errors import BadFile, RunDirectoryError
 from flatout.runs.steps import StepRow
 
 _CONTENTION = 0.08
@@ -22,6 +23,10 @@ workers on two cores: 0.96 to 1.18 times as long, five pairs of 2026-11-18."""
 _LEAST_SHORT_STEPS = 2
 _BASE_SHARE = 0.05
 """Of forward and backward: what a step of no samples would take, where only one batch size was seen."""
+_ABOVE_0 = {
+    "batch_size", "epochs", "max_steps", "accumulate", "validate_every", "checkpoint_every_epochs",
+    "checkpoint_every_steps", "cores", "threads", "samples_per_epoch", "world_size", "ranks_here", "residual",
+}  # fmt: skip
 _ERROR_PER_OTHER_CORE = 0.15
 """What other processes took of the machine while it was measured, they may give back or take twice of."""
 
@@ -140,9 +145,17 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Calibration:
-        """pydantic's ValidationError where a value is missing or of another kind; unknown names are left out."""
-        given = {**values, "cache_choice": CacheChoice.from_dict(values.get("cache_choice"))}
-        return TypeAdapter(cls).validate_python(given)
+        """A BadFile where a value is missing, of another kind, or 0 where it cannot be; unknown names are left out."""
+        try:
+            given = {**values, "cache_choice": CacheChoice.from_dict(values.get("cache_choice"))}
+            found = TypeAdapter(cls).validate_python(given)
+        except (ValidationError, TypeError) as error:
+            raise BadFile(f"{' '.join(str(error).split()):.200}") from None
+        for name, value in {**vars(found.settings), **vars(found)}.items():
+            wrong = isinstance(value, float) and not math.isfinite(value)
+            if wrong or (name in _ABOVE_0 and value is not None and value <= 0):
+                raise BadFile(f"{name} is {value!r}, which nothing was measured with")
+        return found
 
 
 def calibrate(signals: Signals, settings: Settings, share: MachineShare | None = None) -> Calibration:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from flatout.decisions.choice import AUTO, unless_open
 from flatout.decisions.older_runs import section
 from flatout.diagnosis.signals import Signals
-from flatout.runs import Run
-from flatout.runs.directory import read_json
+from flatout.runs import Run, RunDirectory
+from flatout.runs.reading import read_link
 from flatout.untrusted import number
 
 FLOAT_BYTES = 4
@@ -42,7 +42,7 @@ def share_of(signals: Signals) -> MachineShare:
 def read_share(run: Run) -> MachineShare:
     """Every rank records the cores that are its part; the monitor sees rank 0's processes and the whole machine."""
     ranks = int(number(run.summary.get("world_size")) or 1)
-    link = read_json(run.directory / "link.json")
+    link = read_link(RunDirectory(run.directory))
     nodes = max(1, len(link.get("nodes") or ()) or int(number(section(run.config, "parallel").get("nodes")) or 1))
     here = max(1, ranks // nodes)
     cpu = section(run.environment, "cpu")

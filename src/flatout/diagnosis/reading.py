@@ -31,6 +31,7 @@ from flatout.diagnosis.signals import Signals
 from flatout.errors import UserError
 from flatout.runs import Run, RunDirectory
 from flatout.runs.directory import read_json
+from flatout.runs.reading import read_link
 from flatout.runs.steps import StepRow, parse_float
 from flatout.untrusted import number
 
@@ -307,7 +308,7 @@ def _ranks(run: Run, spans: Sequence[RankSpans], step_seconds: float) -> RankSig
     """Per rank from its spans: what it does itself before it waits for the others."""
     if len(spans) < 2:
         return None
-    network, link = section(run.summary, "network"), read_json(run.directory / "link.json")
+    network, link = section(run.summary, "network"), read_link(RunDirectory(run.directory))
     predicted = section(link, "predicted")
     steps = max(1, len(run.steps))
     waits = [each.parts["communication"] / steps for each in spans if each.parts]

@@ -40,6 +40,7 @@ class RunDirectory:
         self.classes = root / "classes.json"  # names in the order of labels; not there where labels are not classes
         self.summary = root / "summary.json"
         self.cost = root / "cost.json"
+        self.link = root / "link.json"  # what was measured between the ranks
         self.log = root / "log.txt"
         self.spans = root / "spans"
         self.checkpoints = root / "checkpoints"

@@ -10,7 +10,7 @@ from flatout.errors import BadFile, RunDirectoryError, UserError
 from flatout.html_view import html_of
 from flatout.runs.directory import RunDirectory, read_json
 from flatout.runs.rebuilding import rebuild_summary
-from flatout.runs.schema import ENVIRONMENT, check_config, check_epochs, checked_summary
+from flatout.runs.schema import ENVIRONMENT, check_config, check_epochs, checked_link, checked_summary
 from flatout.runs.steps import StepRow, parse_count, read_step_rows
 from flatout.runs.tables import effective_rows, read_table, without_superseded
 from flatout.untrusted import blamed_as, check_shape, read_yaml, shortened
@@ -91,6 +91,12 @@ def read_epochs(directory: RunDirectory) -> list[dict[str, str]]:
     rows = read_table(directory.epochs)
     check_epochs(rows, directory.epochs)
     return effective_rows(rows, "epoch")
+
+
+def read_link(directory: RunDirectory) -> dict[str, Any]:
+    """What was measured between the ranks; empty for one rank. RunDirectoryError where the file is damaged."""
+    with blamed_as(RunDirectoryError):
+        return checked_link(read_json(directory.link), directory.link)
 
 
 def read_quarantine(directory: RunDirectory) -> set[tuple[str, int]]:

@@ -144,6 +144,14 @@ SUMMARY = {
     "cost": _COST,
 }
 ENVIRONMENT = {"device": {"kind": "text", "name": "text"}, "cpu": {"name": "text", "cores_usable": "count"}}
+LINK = {
+    "backend": "text",
+    "interface": "text",
+    "nodes": [{}],
+    **dict.fromkeys(("latency_seconds", "bytes_per_second", "bits_per_second", "cap_bits_per_second"), "amount"),
+    "predicted": {"gradient_bytes": "amount", "buckets": [{"bytes": "amount", "ready_seconds": "amount"}]},
+}
+_BUCKET = ("bytes", "ready_seconds")
 _INTERVAL = {"value": "amount", "low": "amount", "high": "amount"}
 PREDICTION = {
     "made_unix": "amount",
@@ -174,6 +182,15 @@ def checked_summary(values: dict[str, Any], path: Path) -> dict[str, Any]:
     return {
         name: value for name, value in values.items() if value is not None or name not in _SECTIONS - {"cost", "shared"}
     }
+
+
+def checked_link(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What was measured between the ranks; a bucket of gradients is whole, or damaged."""
+    check_shape(values, LINK, path)
+    for bucket in (values.get("predicted") or {}).get("buckets") or ():
+        if bucket is None or any(bucket.get(name) is None for name in _BUCKET):
+            raise BadFile(f"cannot read {path}: a bucket is {shortened(bucket)}, expected {' and '.join(_BUCKET)}")
+    return values
 
 
 def _parts(section: Mapping[str, Any]) -> list[Mapping[str, Any]]:

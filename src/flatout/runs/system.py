@@ -12,6 +12,7 @@ SYSTEM_COLUMNS = ("attempt", "seconds", "time_unix", "interval_seconds")
 """The first columns of every system.csv; those that follow depend on the machine (docs/monitors.md)."""
 
 _PEAK_SECONDS = 0.1  # a rate over less is noise
+_MOST = 1e18  # of a reading, in whatever unit: an exabyte
 
 
 @dataclass
@@ -47,9 +48,9 @@ class SystemTotals:
             self.add(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        interval_seconds = number(row.get("interval_seconds")) or 0.0
+        interval_seconds = _reading(row.get("interval_seconds")) or 0.0
         for name, cell in row.items():
-            value = number(cell)
+            value = _reading(cell)
             if value is not None and name not in SYSTEM_COLUMNS:
                 self._columns.setdefault(name, _Column()).add(value, interval_seconds)
 
@@ -127,6 +128,12 @@ class SystemTotals:
 
     def _matching(self, pattern: str) -> list[_Column]:
         return [column for name, column in self._columns.items() if re.fullmatch(pattern, name)]
+
+
+def _reading(cell: object) -> float | None:
+    """None for what no monitor reads: the totals are what the next reader of the summary counts on."""
+    value = number(cell)
+    return value if value is not None and 0 <= value <= _MOST else None
 
 
 def _whole(value: float | None) -> int | None:

@@ -82,7 +82,7 @@ def read_attempts(path: Path) -> list[AttemptParts]:
     def finish() -> None:
         if start is not None and start.attempt:
             parts["unattributed"] = max(0.0, end - sum(parts.values()))
-            attempts.append(AttemptParts(*start, end, {name: parts.get(name, 0.0) for name in PARTS}))
+            attempts.append(AttemptParts(*start, end, {name: max(0.0, parts.get(name, 0.0)) for name in PARTS}))
 
     for row in read_spans(path):
         if isinstance(row, AttemptStart):

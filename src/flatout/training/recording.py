@@ -16,8 +16,8 @@ from flatout.data.source.readers import Reader
 from flatout.decisions import Choice
 from flatout.engine.devices import Device
 from flatout.engine.progress import EpochRecord, StepRecord
-from flatout.runs.directory import RunDirectory, read_json, write_json
-from flatout.runs.reading import read_epochs, read_quarantine, read_summary
+from flatout.runs.directory import RunDirectory, write_json
+from flatout.runs.reading import read_epochs, read_link, read_quarantine, read_summary
 from flatout.runs.rebuilding import checkpoint_files
 from flatout.runs.step_totals import Steps, StepTotals, read_steps
 from flatout.runs.steps import STEP_COLUMNS
@@ -50,7 +50,7 @@ class RunRecords:
         self._startup = startup or StartupClock()
         self._stepped = False  # in this attempt
         self._world_size = world_size
-        self._link: dict[str, Any] = read_json(directory.root / "link.json")  # of this attempt once it is measured
+        self._link: dict[str, Any] = read_link(directory)  # of this attempt once it is measured
         self._optimizer: dict[str, Any] = {}  # as it is when training begins
         self._directory = directory
         self._config = config
@@ -98,7 +98,7 @@ class RunRecords:
 
     def keep_link(self, link: Mapping[str, Any]) -> None:
         """What was measured of the link between the ranks."""
-        write_json(self._directory.root / "link.json", link)
+        write_json(self._directory.link, link)
         self._link = dict(link)
 
     def monitored_interface(self) -> Choice[str | None]:

@@ -150,7 +150,7 @@ def restore_own(ranks: Parallel, learner: Learner, checkpoints: Path, step: int)
         found = checkpoint.load(path) if path.exists() else None
     except CheckpointCorrupt:
         found = None
-    fits = found is not None and found.state["world_size"] == ranks.world_size
+    fits = found is not None and found.state.get("world_size") == ranks.world_size
     everyone = all(ranks.group.gather(fits))
     ranks.load_own(learner, found.tensors if everyone and found is not None else {})
     if step == 0 or everyone:

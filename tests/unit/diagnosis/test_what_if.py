@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 from constructed import signals, steps
-from pydantic import ValidationError
 
 from flatout.diagnosis.calibration import Calibration, Settings, calibrate
 from flatout.diagnosis.model.device import DeviceTime
 from flatout.diagnosis.what_if import predict, staging_break_even, with_residual
-from flatout.errors import ConfigError, RunDirectoryError
+from flatout.errors import BadFile, ConfigError, RunDirectoryError
 
 JOB = Calibration(
     settings=Settings(batch_size=64, workers=1, epochs=10),
@@ -107,9 +106,15 @@ def test_a_calibration_survives_its_file() -> None:
     assert Calibration.from_dict(JOB.to_dict()) == JOB
 
 
-@pytest.mark.parametrize("change", [{"settings": 1.5}, {"device": None}, {"cores": "many"}, {"buckets": [1]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": 1.5}, {"device": None}, {"cores": "many"}, {"buckets": [1]}, {"world_size": 0}, {"threads": -1},
+        {"samples_per_epoch": 0}, {"decode_seconds": "nan"}, {"settings": {"batch_size": 0, "workers": 1, "epochs": 1}},
+    ],
+)  # fmt: skip
 def test_a_damaged_calibration_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(BadFile):
         Calibration.from_dict({**JOB.to_dict(), **change})
 
 

@@ -93,3 +93,11 @@ def test_a_run_gives_its_rows_when_asked(tmp_path: Path) -> None:
         {"attempt": "1", "seconds": "0.5", "cpu": ""},
         {"attempt": "1", "seconds": "1.5", "cpu": "0.25"},
     ]
+
+
+def test_readings_that_no_monitor_makes_count_for_nothing() -> None:
+    good = row(1.0, cpu=0.5, rss_peak_bytes=100, nic_eth0_sent_bytes=1)
+    bad = [row(-1.0, cpu=-1, rss_peak_bytes=-5), row(1e39, rss_peak_bytes=1e39), row(0.0, nic_eth0_sent_bytes="1e39")]
+    totals, described = SystemTotals([*bad, good, *bad]), {"interface": "eth0"}
+    assert totals.host({}) == SystemTotals([good]).host({})
+    assert totals.network(described) == SystemTotals([good]).network(described)

@@ -291,3 +291,11 @@ def test_a_long_run_sums_up_short_spans_and_keeps_its_ledger(
     lines = (tmp_path / "rank0.jsonl").read_text().splitlines()
     assert len(lines) < 300
     assert sum('"checkpoint"' in line for line in lines) == 10
+
+
+def test_damaged_spans_give_no_part_less_than_nothing(tmp_path: Path) -> None:
+    start = '{"attempt": 1, "started_unix": 5.0}\n'
+    span = '{"name": "forward", "start": 1.0, "seconds": 2.0, "own": -7.0}\n'
+    (tmp_path / "rank0.jsonl").write_text(start + span)
+    (attempt,) = read_attempts(tmp_path / "rank0.jsonl")
+    assert attempt.parts["forward"] == 0.0

@@ -16,7 +16,7 @@ from flatout.data.loading.prepare import BatchPlan
 from flatout.data.loading.staging import is_remote
 from flatout.decisions import Change, Choice
 from flatout.decisions.loading import HERE, choose_shared_bytes, choose_sharing, decide_shared
-from flatout.errors import ServiceUnavailable
+from flatout.errors import BadFile, ServiceUnavailable
 from flatout.service.client.pool import SharedPool
 from flatout.service.client.session import JoinSettings, ServiceConnection
 from flatout.service.protocol.extras import needs
@@ -27,6 +27,7 @@ from flatout.service.transport.daemon import connect, connect_or_start, start_da
 from flatout.service.transport.paths import service_paths
 from flatout.service.transport.stores import open_batch_store
 from flatout.timeline import Recorder
+from flatout.untrusted import check_shape, read_json
 
 
 def open_shared_loader(
@@ -127,11 +128,13 @@ def _connector(config: DataConfig) -> Callable[[bool], tuple[ServiceConnection, 
 
 
 def _remembered(path: Path | None) -> tuple[int, int] | None:
+    """Epoch and index of the batch where the order begins; None where no file says it."""
     try:
-        epoch, index = json.loads(path.read_text(encoding="ascii")) if path is not None else (None, None)
-    except (OSError, ValueError, TypeError):
+        values = read_json(path) if path is not None else None
+        check_shape(values, ["count"], path)
+    except (OSError, BadFile):
         return None
-    return (epoch, index) if isinstance(epoch, int) and isinstance(index, int) else None
+    return (values[0], values[1]) if values is not None and len(values) == 2 and None not in values else None
 
 
 def _rememberer(path: Path | None) -> Callable[[int, int], None]:
