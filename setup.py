@@ -21,7 +21,9 @@ setup(
         ),
         Extension(
             "flatout.tasks.classification._fused",
-            sources=[str(path) for path in [CLASSIFICATION / "_fused.c", *sorted((CLASSIFICATION / "native").glob("*.c"))]],
+            sources=[
+                str(path) for path in [CLASSIFICATION / "_fused.c", *sorted((CLASSIFICATION / "native").glob("*.c"))]
+            ],
             depends=[str(path) for path in sorted((CLASSIFICATION / "native").glob("*.h"))],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
