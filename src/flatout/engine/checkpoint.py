@@ -26,9 +26,15 @@ from flatout.untrusted import check_shape, parse_json, require_regular, shortene
 FORMAT = 1
 KEEP_NEWEST = 2  # so that there is an older one to fall back to
 _PROGRESS = (
-    "epoch", "batch_index", "step", "samples_seen", "epoch_samples", "loss_samples", "validations_since_best",
+    "epoch",
+    "batch_index",
+    "step",
+    "samples_seen",
+    "epoch_samples",
+    "loss_samples",
+    "validations_since_best",
     "best_epoch",
-)  # fmt: skip
+)
 _STATE = {
     "step": "count",
     "progress": {
