@@ -35,7 +35,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 Shape = Any
 """What readers count on: a dict for a mapping of which these keys are checked, ["kind"] for a list, and the KINDS of
-values: number, amount (not below 0), count (a whole one), text, flag, amounts (a mapping to amounts)."""
+values: number, figure (NaN and infinities too), amount (not below 0), count (a whole one), text, flag, amounts (a
+mapping to amounts)."""
 
 
 @contextmanager
@@ -300,6 +301,7 @@ def _is_amount(value: Any) -> bool:
 
 KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "number": (_is_number, "a number"),
+    "figure": (lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number"),
     "amount": (_is_amount, "a number, not below 0"),
     "count": (lambda value: _is_amount(value) and isinstance(value, int) and value < 2**53, "a whole number"),
     "text": (lambda value: isinstance(value, str), "text"),

@@ -1,6 +1,7 @@
 """Ways to damage a file: its bytes, lines, values, cells, header, or what kind of file it is."""
 
 import copy
+import hashlib
 import json
 import os
 import random
@@ -114,6 +115,7 @@ def _header(data: bytes, chance: random.Random) -> bytes:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         metadata = header.get("__metadata__") or {}
+        sealed = json.loads(metadata.get("state", "{}")).get("state_digest")
         match chance.randrange(5):
             case 0:
                 header.pop("__metadata__", None)
@@ -126,6 +128,8 @@ def _header(data: bytes, chance: random.Random) -> bytes:
                 metadata["state"] = json.dumps(_changed(state, chance))
             case _:
                 header = _changed(header, chance)
+        if sealed and chance.random() < 0.7:  # whoever changes a state can make the digest that fits it
+            metadata["digest"] = hashlib.sha256(f"{sealed} {metadata['state']}".encode()).hexdigest()
         text = json.dumps(header).encode("utf-8", "replace")
         return len(text).to_bytes(8, "little") + text + data[8 + length :]
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):

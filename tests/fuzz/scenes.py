@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from flatout.cli.main import app  # noqa: E402
 from flatout.engine import checkpoint  # noqa: E402
+from flatout.service.client.opening import _remembered  # noqa: E402
 
 Act = Callable[[], object]
 SKIPPED = {"lock", "log.txt", "report.html", "trace.json"}  # written or shown as they are, never parsed
@@ -159,6 +160,7 @@ def scenes(material: Path) -> list[Scene]:
             weight=0.1,
             may_fail=True,
         ),
+        Scene("orders", {"shared order": lambda: _remembered(Path("orders/shared_order.json"))}, weight=0.1),
         Scene("plans", {"plan --score": cli("plan", "--score", "--runs", "."), "dashboard": look_at_dashboard}),
         Scene("pictures", {"classify": cli("classify", "tiny", "pictures")}),
         Scene("cache", {**cached, "batches unpacked": _batches(material, "unpacked")}, may_fail=True),
@@ -275,6 +277,7 @@ def make_material(folder: Path) -> Path:
     samples = make_dataset(folder.parent / "samples")
     (samples / "train/broken.jpg").write_bytes(b"")
     folder.mkdir(parents=True)
+    min(samples.glob("train/*/*")).write_bytes(b"")  # is in the quarantine of every run
     write_recipe(folder / "tiny.yaml", samples, cost__instance="g5.xlarge")
     write_recipe(folder / "text.yaml", make_sentences(folder.parent / "sentences"))
     (folder / "line.txt").write_text("ba de go\n")
@@ -290,6 +293,8 @@ def make_material(folder: Path) -> Path:
         *(" ".join(words) for run in ("tiny", "recorded") for words in finishing(run)),
     ):  # fmt: skip
         _flatout(folder, words)
+    (folder / "orders").mkdir()
+    (folder / "orders/shared_order.json").write_text("[0, 7]")
     make_inputs(folder, samples)
     make_packs(folder)
     make_copies(folder)

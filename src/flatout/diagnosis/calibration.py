@@ -24,9 +24,20 @@ _LEAST_SHORT_STEPS = 2
 _BASE_SHARE = 0.05
 """Of forward and backward: what a step of no samples would take, where only one batch size was seen."""
 _ABOVE_0 = {
-    "batch_size", "epochs", "max_steps", "accumulate", "validate_every", "checkpoint_every_epochs",
-    "checkpoint_every_steps", "cores", "threads", "samples_per_epoch", "world_size", "ranks_here", "residual",
-}  # fmt: skip
+    "batch_size",
+    "epochs",
+    "max_steps",
+    "accumulate",
+    "validate_every",
+    "checkpoint_every_epochs",
+    "checkpoint_every_steps",
+    "cores",
+    "threads",
+    "samples_per_epoch",
+    "world_size",
+    "ranks_here",
+    "residual",
+}
 _ERROR_PER_OTHER_CORE = 0.15
 """What other processes took of the machine while it was measured, they may give back or take twice of."""
 

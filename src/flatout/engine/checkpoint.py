@@ -25,10 +25,24 @@ from flatout.untrusted import check_shape, parse_json, require_regular, shortene
 
 FORMAT = 1
 KEEP_NEWEST = 2  # so that there is an older one to fall back to
-_PROGRESS = ("epoch", "batch_index", "step", "samples_seen", "epoch_samples", "loss_samples", "validations_since_best")
+_PROGRESS = (
+    "epoch",
+    "batch_index",
+    "step",
+    "samples_seen",
+    "epoch_samples",
+    "loss_samples",
+    "validations_since_best",
+    "best_epoch",
+)
 _STATE = {
     "step": "count",
-    "progress": {**dict.fromkeys(_PROGRESS, "count"), "metrics": {}, "ended": "flag"},
+    "progress": {
+        **dict.fromkeys(_PROGRESS, "count"),
+        **dict.fromkeys(("loss_sum", "best"), "figure"),
+        "metrics": {},
+        "ended": "flag",
+    },
     "precision": {},
     "data_fingerprint": "text",
     "samples": {"train": "count"},

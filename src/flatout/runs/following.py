@@ -7,6 +7,7 @@ import csv
 import io
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -179,7 +180,7 @@ class StepFollower:
 
 def _spaced_lines(file: io.BufferedReader, size: int, count: int) -> tuple[list[str], bytes]:
     """The header of a long table, and so many of its lines at equal distances with all of the last ones."""
-    header, pieces = _cells(file.readline()), []
+    header, pieces = _cells(file.readline(_CHUNK_BYTES)), []
     for at in np.linspace(file.tell(), size - _CHUNK_BYTES, count).astype(int):
         file.seek(at)
         file.readline(_CHUNK_BYTES)  # from the middle of a row
@@ -191,7 +192,9 @@ def _spaced_lines(file: io.BufferedReader, size: int, count: int) -> tuple[list[
 
 
 def _cells(line: bytes) -> list[str]:
-    return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])
+    with suppress(csv.Error):  # a cell without end names no column
+        return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])
+    return []
 
 
 def _numbers(lines: bytes, header: Sequence[str]) -> Floats:
@@ -200,11 +203,13 @@ def _numbers(lines: bytes, header: Sequence[str]) -> Floats:
         return NO_STEPS
     text = lines.decode("utf-8", "replace")
     places = [header.index(name) if name in header else None for name in _COLUMNS]
-    found = [
-        [float("nan") if at is None else _number(row[at]) for at in places]
-        for row in csv.reader(text.splitlines())
-        if len(row) == len(header)
-    ]
+    found: list[list[float]] = []
+    with suppress(csv.Error):  # a cell without end: the rows before it count
+        found += (
+            [float("nan") if at is None else _number(row[at]) for at in places]
+            for row in csv.reader(text.splitlines())
+            if len(row) == len(header)
+        )
     rows = np.array(found, dtype=np.float64).reshape(-1, len(_COLUMNS))
     return rows[np.isfinite(rows[:, _STEP])]
 

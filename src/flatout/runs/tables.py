@@ -53,12 +53,18 @@ class Table:
         _drop_torn_tail(self._path)
         if self._path.exists() and self._path.stat().st_size:
             with self._path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-                self._columns = next(csv.reader(file))
+                self._columns = self._read_header(file)
             self._file = self._path.open("ab+", buffering=0)
             return
         self._columns += [name for name in row if name not in self._columns]
         self._file = self._path.open("ab+", buffering=0)
         self._write(self._columns)
+
+    def _read_header(self, file: Iterable[str]) -> list[str]:
+        try:
+            return next(csv.reader(file))
+        except csv.Error as error:
+            raise BadFile(f"cannot read {self._path}: {error}") from None
 
     def _widen(self, new: list[str]) -> None:
         """A column that only later rows have: the first epoch need not be one that is validated."""

@@ -58,7 +58,8 @@ def find_resume_point(directory: RunDirectory, config: Config) -> Resumed:
     if missing := [key for key in _NEEDED if found.state.get(key) is None]:
         raise RunDirectoryError(f"the checkpoint {found.path} does not say {missing[0]}; remove it, or use --fresh")
     known = {each.name for each in fields(Progress)}
-    progress = Progress(**{name: value for name, value in found.state["progress"].items() if name in known})
+    told = found.state["progress"].items()
+    progress = Progress(**{name: value for name, value in told if name in known and value is not None})
     notes += _other_decoder(directory, config)
     notes.append(f"resuming {directory.root} at step {progress.step} (epoch {progress.epoch + 1})")
     return Resumed(

@@ -153,7 +153,8 @@ def test_absurd_values_are_refused(given: str) -> None:
         load_config({"name": "x"}, parse_assignments([given]))
 
 
-STATES = {"a list": "[1]", "deep": "[" * 5000, "a wrong type": '{"step": "x"}', "no step": "{}", "none": None}
+STATES = {"a list": "[1]", "deep": "[" * 5000, "a wrong type": '{"step": "x"}', "no step": "{}", "none": None,
+          "a sum in words": '{"step": 41, "progress": {"loss_sum": "x"}}', "a best that is a list": '{"step": 41, "progress": {"best": [1]}}'}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", STATES)

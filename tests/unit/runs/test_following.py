@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flatout.errors import BadFile
 from flatout.runs import following
 from flatout.runs.following import StepFollower, read_recent, read_tail, read_thinned
+from flatout.runs.tables import Table
 
 HEADER = "attempt,step,epoch,samples,samples_digest,loss,learning_rate,step_seconds,data_wait_seconds,time_unix\r\n"
 
@@ -138,3 +139,16 @@ def test_the_last_steps_of_a_long_file_are_read_from_its_end(tmp_path: Path) -> 
         pass
     assert read_recent(path)[:, 0].tolist() == [4990.0]  # of the last attempt
     assert read_recent(path)[-1].tolist() == follower.recent()[-1].tolist()
+
+
+def test_a_cell_without_end_is_left_out(tmp_path: Path) -> None:
+    path, long = tmp_path / "steps.csv", "9" * 140_000
+    path.write_text(f"attempt,step,loss\n1,1,0.5\n1,2,{long}\n")
+    follower = StepFollower(path)
+    follower.advance()
+    assert follower.recent()[:, 0].tolist() == [1.0]
+    path.write_text(f"attempt,step,{long}\n1,1,0.5\n")
+    assert not len(read_recent(path))
+    table = Table(path, ("attempt", "step"))
+    with pytest.raises(BadFile, match=r"cannot read .*steps.csv: field larger than field limit"):
+        table.append({"attempt": 1, "step": 2})
