@@ -43,13 +43,13 @@ class Recording:
     def start(self) -> None:
         self.hooks.install()
         for each in self.hooks.missing:
-            self.ledger.missing(each)
+            self.ledger.events.missing(each)
         self._start_sampler()
 
     def _new_ledger(self, started: float | None) -> ScriptLedger:
         ledger = ScriptLedger(self._run, started)
-        ledger.told_rank = told_rank
-        ledger.on_claim = self._describe
+        ledger.events.told_rank = told_rank
+        ledger.events.on_claim = self._describe
         self.hooks.ledger = ledger
         return ledger
 
@@ -70,21 +70,21 @@ class Recording:
             self._workers.drain()
         self._write_now()
         self._tell_debugging()
-        self.ledger.write_events()
+        self.ledger.events.write()
 
     def _tell_lines(self) -> None:
         if self._sampler is not None and self._workers is not None:
-            self.ledger.tell("lines", [*self._sampler.counts(), *self._workers.lines()])
+            self.ledger.events.tell("lines", [*self._sampler.counts(), *self._workers.lines()])
 
     def _tell_debugging(self) -> None:
         """What slows a script down for the sake of finding a mistake, and may have been forgotten."""
-        if self.ledger.rank is not None and (on := debugging_now()) - self._debugging:
+        if self.ledger.events.rank is not None and (on := debugging_now()) - self._debugging:
             self._debugging |= on
-            self.ledger.tell("debugging", sorted(self._debugging))
+            self.ledger.events.tell("debugging", sorted(self._debugging))
 
     def _write_now(self) -> None:
         """For whoever has to say what the process was doing when it was killed."""
-        recorder, rank = self.ledger.recorder, self.ledger.rank
+        recorder, rank = self.ledger.recorder, self.ledger.events.rank
         told = {
             "time_unix": time.time(),
             "part": recorder.current,

@@ -113,7 +113,7 @@ class HandLedger:
     def step(self, samples: int | None = None) -> Iterator[None]:
         """One step of training. Where steps are said by hand, an optimizer's own steps are only parts of them."""
         self._recording.hooks.count_steps = False
-        if self._ledger.rank is None:
+        if self._ledger.events.rank is None:
             self._ledger.thread = threading.get_ident()  # who steps is who trains
         yield
         self._ledger.saw(ScriptLedger.end_step, samples)
@@ -138,4 +138,4 @@ class HandLedger:
         if "loss" in told:
             self._ledger.saw(ScriptLedger.take_loss, told["loss"])
         self._ledger.catch_up()  # the figures are of the newest step
-        self._ledger.tell("log", told)
+        self._ledger.events.tell("log", told)

@@ -14,7 +14,7 @@ class WorkerFiles:
 
     def __init__(self, ledger: ScriptLedger) -> None:
         self._ledger = ledger
-        self._folder = ledger.run / FOLDER
+        self._folder = ledger.events.run / FOLDER
         self._prefix = f"fetch-{os.getpid()}-"
         self._tails: dict[str, Tail] = {}
         self._lines: dict[str, list[list[Any]]] = {}

@@ -7,9 +7,6 @@ While training goes its steady way, a hook only notes what it saw, and many step
 script's own work, when nothing of the ledger is in the processor's caches, that would cost three times as much.
 """
 
-import json
-import math
-import os
 import threading
 import time
 from collections import deque
@@ -18,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flatout.recording.fetching import BatchTimes, split_stages
-from flatout.recording.files import FOLDER, append_lines, claim_rank, event
 from flatout.recording.loaders import LoaderUse, batch_size, loader_facts
-from flatout.recording.steps import RecordedStep, StepBook
+from flatout.recording.steps import StepBook
+from flatout.recording.telling import Telling
 from flatout.timeline.recorder import LOOK_SECONDS, Recorder
 
 _TOTALS_SECONDS = 2.0
@@ -29,7 +26,6 @@ _WRITE_SECONDS = 0.2  # and that: what a kill -9 may take with it
 _LEAST_SECONDS = 5e-7  # less is written as 0
 _FIRST_STEPS = 20  # each is written at once: a script that dies early leaves them all
 _BACKWARDS_BY_HAND = 50  # without any optimizer's step: more are hardly ever accumulated
-_MOST_HELD = 50_000  # lines of a process that does not train, before it stops keeping them
 _Seen = tuple[Callable[..., None], float, tuple[Any, ...]]  # a method of the ledger, when, and its arguments
 
 
@@ -38,7 +34,7 @@ class ScriptLedger:
     methods that begin and end something do, they do for a moment `at` (of time.perf_counter) that is over."""
 
     def __init__(self, run: Path, started: float | None = None) -> None:
-        self.run = run
+        self.events = Telling(run)
         self.recorder = Recorder(None).hold().open(started)
         self.book = StepBook()
         self.loaders: dict[tuple[int, int | None], LoaderUse] = {}
@@ -46,10 +42,6 @@ class ScriptLedger:
         self.active = True
         self.inside = False
         """A module of the script is being called: the calls inside it belong to it."""
-        self.rank: int | None = None
-        self.told_rank: Callable[[], int | None] = lambda: None
-        self.on_claim: Callable[[], dict[str, Any]] = dict
-        """What the process says of itself once it trains."""
         self.loader_trains = False
         """Samples are those of a loader, not of what the model is called with."""
         self._seen: deque[_Seen] = deque()
@@ -57,9 +49,6 @@ class ScriptLedger:
         self._in_order = True  # False while `_seen` is gone through
         self._due = 0.0  # when it has to be, of time.perf_counter
         self._newest = self._looked = 0.0
-        self._events: deque[str | RecordedStep] = deque()  # steps become text when they are written
-        self._attempt = 1
-        self._writing = threading.Lock()
         self._written = 0.0
         self._fed_by: LoaderUse | None = None
         self._pass: tuple[int, int] | None = None
@@ -94,7 +83,7 @@ class ScriptLedger:
 
     def catch_up(self) -> None:
         """What was seen so far is in the ledger then. Any thread may call it."""
-        if self.rank is None and threading.get_ident() != self.thread:
+        if self.events.rank is None and threading.get_ident() != self.thread:
             return  # the training thread itself claims the rank; until then it keeps nothing for later
         with self._understanding:
             if not self._in_order:  # a handler of a signal, in the middle of this
@@ -160,7 +149,7 @@ class ScriptLedger:
         return use
 
     def _tell_loader(self, use: LoaderUse) -> None:
-        self.tell("loader", {"number": use.number, **use.facts, "shape": use.shape})
+        self.events.tell("loader", {"number": use.number, **use.facts, "shape": use.shape})
 
     def begin_fetch(self, at: float, use: LoaderUse, grad_enabled: bool) -> None:
         if use.feeds_validation(grad_enabled):
@@ -242,7 +231,7 @@ class ScriptLedger:
         self.book.work.fetches += 1
         if not use.trained:
             use.trained = self.loader_trains = True
-            self.tell("trained", use.number)
+            self.events.tell("trained", use.number)
 
     def end_backward(self, at: float, computed: float | None, count_steps: bool) -> None:
         """`computed` is when the gradients were done, where others were waited for after."""
@@ -289,7 +278,7 @@ class ScriptLedger:
         self.book.work.loss = loss
 
     def _count_step(self, at: float, optimizer: int, learning_rate: float | None) -> None:
-        if self.rank is None:
+        if self.events.rank is None:
             self._claim()
             if not self.active:
                 return
@@ -300,14 +289,14 @@ class ScriptLedger:
         if self.recorder.depth == 1:
             self.recorder.switch("other", at)  # what a kill leaves of it is at most a step's
         if step is not None:
-            self._events.append(step)
+            self.events.tell_step(step)
         if at - self._written > _WRITE_SECONDS or self.book.done <= _FIRST_STEPS:
             self._written = at
             self.recorder.flush()
-            self.write_events()
+            self.events.write()
         if at - self._told_totals > _TOTALS_SECONDS:
             self._told_totals = at
-            self.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
+            self.events.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
 
     def begin_part(self, at: float, name: str) -> None:
         """One inside another of the same name is a part of that."""
@@ -324,14 +313,6 @@ class ScriptLedger:
 
     # ---- telling
 
-    def tell(self, kind: str, value: Any) -> None:
-        """An event for the run's files; any thread may call it."""
-        if self.rank is not None or len(self._events) < _MOST_HELD:
-            self._events.append(event(kind, value))
-
-    def missing(self, what: str) -> None:
-        self.tell("missing", what)
-
     def abandon(self) -> None:
         """In a forked child: the ledger is its parent's."""
         self.active, self.thread = False, 0
@@ -339,69 +320,34 @@ class ScriptLedger:
     def give_up(self, why: str) -> None:
         """Hooks stay where they are and do nothing any more."""
         self.active = False
-        self.missing(f"the ledger ended after step {self.recorder.step}: {why}")
-
-    def write_events(self) -> None:
-        """Hand over what was told so far; nothing where another thread does so just now."""
-        if self.rank is None or not self._events or not self._writing.acquire(blocking=False):
-            return
-        try:
-            append_lines(self.run / FOLDER / f"rank{self.rank}.jsonl", self._take_lines())
-        finally:
-            self._writing.release()
-
-    def _take_lines(self) -> list[str]:
-        told = [self._events.popleft() for _ in range(len(self._events))]
-        origin_unix = time.time() - time.perf_counter()
-        return [each if isinstance(each, str) else self._step_line(each, origin_unix) for each in told]
+        self.events.missing(f"the ledger ended after step {self.recorder.step}: {why}")
 
     def close(self, ended: dict[str, Any]) -> None:
         """When the process ends by itself."""
         self.catch_up()
-        trained = self.rank is not None
+        trained = self.events.rank is not None
         if not trained and ended.get("cause") is None and not self.loaders and not self._seen_training:
             return  # a launcher, a tool: nothing of a training was seen here
-        if not trained and self.told_rank() is None:
-            self._events.append(event("end", ended))
-            append_lines(self.run / FOLDER / f"{os.getpid()}.jsonl", self._take_lines())
+        if not trained and self.events.told_rank() is None:
+            self.events.write_unranked(ended)
             return
         if not trained:
             self._claim()
-        if not self.active and self.rank is None:
+        if not self.active and self.events.rank is None:
             return
         if (last := self.book.take_last()) is not None:
-            self._events.append(last)
+            self.events.tell_step(last)
         self._settle(time.perf_counter())
         self.recorder.close()
-        self.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
-        self.tell("end", ended)
-        self.write_events()
+        self.events.tell("totals", {"parts": self.recorder.totals(), "wall_seconds": self.recorder.wall_seconds()})
+        self.events.tell("end", ended)
+        self.events.write()
 
     def _claim(self) -> None:
-        claimed = claim_rank(self.run, self.told_rank())
-        if claimed is None:
-            self._yield_rank()
+        if not self.events.claim():
+            self.active = False
             return
-        self.rank, self._attempt = claimed
-        self.recorder.keep_at(self.run / "spans" / f"rank{self.rank}.jsonl", self._attempt)
-        self._events.appendleft(event("process", {"attempt": self._attempt, "pid": os.getpid(), **self.on_claim()}))
-        self.write_events()
-
-    def _yield_rank(self) -> None:
-        self.active = False
-        told = f"process {os.getpid()} trains beside rank 0, outside of a process group: only rank 0 is recorded\n"
-        (self.run / FOLDER / f"missing-{os.getpid()}.txt").write_text(told)
-
-    def _step_line(self, step: RecordedStep, origin_unix: float) -> str:
-        """One of `event`; written out because it is told of every step."""
-        work = step.work
-        return (
-            f'{{"step": {{"attempt": {self._attempt}, "epoch": {step.epoch}, "batch_index": {step.batch_index}, '
-            f'"samples": {work.samples}, "loss": {_as_json(work.loss)}, '
-            f'"learning_rate": {_as_json(step.learning_rate)}, "step_seconds": {step.seconds:.7f}, '
-            f'"data_wait_seconds": {work.wait_seconds:.7f}, "time_unix": {origin_unix + step.end:.3f}, '
-            f'"microbatches": {work.fetches or work.backwards}}}}}\n'
-        )
+        self.recorder.keep_at(self.events.run / f"spans/rank{self.events.rank}.jsonl", self.events.attempt)
 
     # ---- spans
 
@@ -451,9 +397,3 @@ _BEGUN = {
     ScriptLedger.begin_backward: "backward",
     ScriptLedger.begin_optimizer: "optimizer",
 }
-
-
-def _as_json(value: float | None) -> str:
-    if value is None:
-        return "null"
-    return float.__repr__(float(value)) if math.isfinite(value) else json.dumps(float(value))

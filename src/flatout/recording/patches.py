@@ -108,7 +108,7 @@ class Hooks:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         ledger = self.ledger
-        if ledger is not None and ledger.rank is None and ledger.active:
+        if ledger is not None and ledger.events.rank is None and ledger.active:
             ledger.thread = _get_ident()  # who steps is who trains
         if ledger is not None and _get_ident() == ledger.thread:
             ledger.saw(_BEGIN_OPTIMIZER)
@@ -261,7 +261,7 @@ class Hooks:
 
     def _note_in_worker(self, worker: int, times: BatchTimes, start: float) -> None:
         if self._diary_pid != os.getpid():
-            run = self.ledger.run if self.ledger is not None else Path(os.environ["FLATOUT_RECORD"])
+            run = self.ledger.events.run if self.ledger is not None else Path(os.environ["FLATOUT_RECORD"])
             self.ledger = None  # the training process has it
             self._diary_pid, self._diary = os.getpid(), WorkerDiary(run, os.environ[LOADER], worker)
         if self._diary is not None:
