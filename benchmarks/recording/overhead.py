@@ -3,7 +3,8 @@
     python benchmarks/recording/overhead.py --traceml VENV --out benchmarks/results
 
 And, within one process, the CPU time that the hooks alone take of the training thread. Needs an idle machine, for some
-six minutes (eight with TraceML).
+ten minutes (fourteen with TraceML; a third of that with --longest). Runs are long enough for the start of the command,
+in which the recorder still does this and that, not to decide.
 
 A process of which all threads but one are asleep is slower than one that has no other: glibc locks without atomic
 instructions as long as nobody else is there, and torch gives Python's lock back in every operation. The recorder
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -35,7 +37,7 @@ from flatout.recording.patches import Hooks
 SCRIPT = Path(__file__).with_name("step_script.py")
 FLATOUT = Path(sys.executable).with_name("flatout")
 BLOCK, BLOCKS = 50, 20
-SHAPES = ((64, 4, 8, 5000), (64, 60, 8, 1200), (256, 20, 256, 100))
+SHAPES = ((64, 4, 8, 5000), (64, 60, 8, 1200), (256, 20, 256, 400))
 """Width, layers, batch, steps."""
 SLEEPER = "a thread that sleeps"
 
@@ -64,12 +66,12 @@ def one_round(number: int, modes: list[str], shape: tuple[int, ...], traceml: Pa
     return {mode: one_process(mode, shape, traceml) for mode in (modes if number % 2 == 0 else modes[::-1])}
 
 
-def processes(rounds: int, traceml: Path | None) -> list[str]:
+def processes(rounds: int, traceml: Path | None, shapes: Sequence[tuple[int, ...]]) -> list[str]:
     lines = [
         "| modules | bare step | with | adds (mean of a step) | adds (median step) | of the step | weights equal |"
     ]
     lines.append("|---|---|---|---|---|---|---|")
-    for shape in SHAPES:
+    for shape in shapes:
         modes = ["bare", "recorded", *([SLEEPER] if shape == SHAPES[1] else []), *(["TraceML"] if traceml else [])]
         taken = [one_round(number, modes, shape, traceml) for number in range(rounds)]
         bare = statistics.median(each["bare"]["mean"] for each in taken)
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--traceml", type=Path, help="environment with traceml-ai")
+    parser.add_argument("--longest", action="store_true", help="whole processes of the longest step alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
@@ -150,7 +153,9 @@ def main() -> None:
         f"Wall clock, {options.rounds} rounds in turns. Added is the median of the rounds' differences, quartiles in brackets.",
         "",
     ]
-    lines += processes(options.rounds, options.traceml)
+    lines += processes(options.rounds, options.traceml, SHAPES[-1:] if options.longest else SHAPES)
+    if options.longest:
+        return publish("recording-overhead-longest", "What recording adds", "\n".join(lines), options.out)
     lines += ["", "## The hooks alone", "", "CPU time of the training thread; quartiles in brackets.", ""]
     lines += ["| modules | bare step | hooks add | of the step |", "|---|---|---|---|"]
     lines += [hooks_alone(*shape[:3]) for shape in SHAPES[:2]]  # of long steps it is less than they vary
