@@ -3,8 +3,8 @@
 tiny-imagenet-40 at 64 px, on a ResNet-18 with the standard stem and 3/8 of the width: a run of minutes on 2 cores.
 `A` is plain_training.py (DataLoader, SGD, steps, flip and crop, nothing else), `B` the plain recipe tuned well, by flatout
 (one-cycle, label smoothing, the best of a few learning rates), `fast` is the recipe of B as it is with `flatout train --fast`.
-`fast+muon` names no rate and trains fewer epochs: Muon and its rate are then what --fast decides. The target is the mean
-final top-1 of B. Others change one thing: `B+muon` adds it to B, `fast-kernels` leaves it out of fast.
+The target is the mean final top-1 of B. Others change one thing: `B+muon` adds it to B, `fast+muon` to fast, and
+`fast-kernels` leaves it out.
 
 Seconds are those of the wall clock from the start of the process on, with imports, validations and checkpoints. One run at
 a time; each leaves its result under --work, and the same command again goes on with those that are missing (a run that
@@ -44,11 +44,8 @@ from flatout.tasks.classification.resnet_extras import Extras
 
 HERE = Path(__file__).parent
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
-MUON_SHARE = 0.625  # of the epochs: 10 of 16
-MUON = "fast+muon"
 SEARCH_SEED, SEARCH_SHARE = 1000, 4  # the search trains a quarter of the epochs, with a seed of its own
-SMOOTHED = {"train.label_smoothing": 0.1}
-TUNED = {"train.schedule": "one-cycle", **SMOOTHED}
+TUNED = {"train.schedule": "one-cycle", "train.label_smoothing": 0.1}
 VIEW = "views.train-64"
 ADDED: dict[str, dict[str, Any]] = {
     "sizes": {VIEW: {"base": "train-64", "sizes": {0: 32, 7: 48, 12: 64}}},
@@ -107,7 +104,6 @@ class Bench:
     data: Path
     work: Path
     epochs: int
-    muon_epochs: int
     model: dict[str, Any]
     most_seconds: float
     began: float = field(default_factory=time.monotonic)
@@ -244,8 +240,8 @@ def reached(curve: list[Point], target: float) -> Point | None:
 def variants(rate: float) -> dict[str, dict[str, Any]]:
     """What each changes in the plain recipe; A is another program, and its recipe says nothing."""
     tuned = {**TUNED, "train.lr": rate}
-    found: dict[str, dict[str, Any]] = {"A": {}, "B": tuned, "fast": tuned, MUON: SMOOTHED}
-    found |= {f"B+{name}": {**tuned, **more} for name, more in ADDED.items()}
+    found: dict[str, dict[str, Any]] = {"A": {}, "B": tuned, "fast": tuned}
+    found |= {f"{to}+{name}": {**tuned, **more} for to in ("B", "fast") for name, more in ADDED.items()}
     return found | {f"fast-{name}": {**tuned, **less} for name, less in LEFT_OUT.items()}
 
 
@@ -295,9 +291,8 @@ def make_all(bench: Bench, known: dict[str, dict[str, Any]], wanted: dict[str, i
     for seed in range(max(wanted.values())):
         for name in (name for name, seeds in wanted.items() if seed < seeds):
             # seeds outside: a machine that changes its pace does so for all
-            epochs = bench.muon_epochs if name == MUON else bench.epochs
             try:
-                runs.setdefault(name, []).append(bench.run(name, known[name], epochs, seed))
+                runs.setdefault(name, []).append(bench.run(name, known[name], bench.epochs, seed))
             except TimeIsUp:
                 left_out.append(f"{name} with seed {seed}")
     if left_out:
@@ -312,7 +307,6 @@ def main() -> None:
     parser.add_argument("--only", help="names of variants, with commas; B is always there, it sets the target")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--muon-epochs", type=int, help=f"of {MUON} (default {MUON_SHARE:g} of --epochs)")
     parser.add_argument("--lr", type=float, help="of B, instead of the search")
     parser.add_argument("--width", type=float, default=0.375)
     parser.add_argument("--stem", choices=["standard", "small", "patch"], default="standard")
@@ -325,10 +319,10 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     model = {"name": "resnet18", "stem": options.stem, "width": options.width}
     work = options.work.resolve()
-    muon_epochs = options.muon_epochs or max(1, round(options.epochs * MUON_SHARE))
-    bench = Bench(options.data.resolve(), work, options.epochs, muon_epochs, model, 60 * options.most_minutes)
+    bench = Bench(options.data.resolve(), work, options.epochs, model, 60 * options.most_minutes)
     known = variants(1.0)
-    asked = [*known] if options.only is None and options.ablation else (options.only or "A,B,fast").split(",")
+    ablation = [name for name in known if not name.startswith("fast+")]
+    asked = ablation if options.only is None and options.ablation else (options.only or "A,B,fast").split(",")
     if unknown := [name for name in asked if name not in known]:
         parser.error(f"no variant is called {unknown[0]!r}; there are {', '.join(known)}")
     few = {"A", "B", "fast"}  # the others have --ablation-seeds

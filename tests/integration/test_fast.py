@@ -13,12 +13,11 @@ KERNELS = "fused" if choose_device("cpu").facts.fuses else "torch"
 
 
 def fast_recipe(work: Path, shapes: Path) -> Path:
-    """Says nothing of its optimizer, so that --fast does; in bf16 and with fused layers, as it chooses where a machine
-    has units for them (and batches are larger)."""
+    """In bf16 and with fused layers, as --fast chooses where a machine has units for them (and batches are larger)."""
     values = recipe(
         shapes, train__epochs=EPOCHS, train__precision="bf16", train__kernels="fused", data__global_batch=GLOBAL_BATCH
     )
-    del values["train"]["lr"], values["data"]["batch_size"]
+    del values["data"]["batch_size"]
     values["views"]["small"] |= {"size": 32}
     path = work / "fast.yaml"
     path.write_text(yaml.safe_dump(values))
@@ -33,8 +32,7 @@ def test_it_goes_on_to_the_bit_after_a_kill(work: Path, shapes: Path) -> None:
     decided = resolved["attempts"][0]["decided"]
     on = decided["speedups"]["value"]
     assert decided["train"]["kernels"]["value"] == KERNELS
-    assert {"train.optimizer", "train.lr", "train.schedule", "views.small.sizes"} <= set(on)
-    assert summary(whole)["optimizer"]["name"] == "muon"
+    assert {"train.schedule", "views.small.sizes"} <= set(on)
     killed = start("train", config, "--fast", "--run", run, cwd=work)
     wait_until(lambda: row_count(run) >= 5, "five steps")
     killed.kill()
@@ -48,6 +46,5 @@ def test_two_ranks_train_on_the_same_batches(work: Path, shapes: Path) -> None:
     options = ("--set", "parallel.mode=ddp", "--set", "parallel.devices=2", "--set", "parallel.preflight=false")
     finished = command("train", fast_recipe(work, shapes), "--fast", "--run", work / "two", *options, cwd=work)
     assert finished.code == 0, finished.err
-    assert summary(work / "two")["optimizer"]["name"] == "muon"
     assert summary(work / "two")["world_size"] == 2
     assert_ledger(work / "two", batch_size=GLOBAL_BATCH, epochs=EPOCHS)

@@ -185,7 +185,7 @@ data:
   width: {width}  # {narrower}
 train:
   epochs: {epochs}  # about {epochs * steps:,} steps in all
-  lr: {rate}  # of sgd, for this batch; flatout lr-find looks for a better one. Without this line --fast takes muon
+  lr: {rate}  # for this batch; flatout lr-find looks for a better one
 checkpoint: {{metric: top1, keep_top: 1}}
 """
 

@@ -69,7 +69,7 @@ def _fill_in_speedups(values: dict[str, Any]) -> dict[str, str]:
     if values.get("speedups") != "auto":
         return filled
     for each in speedups_for(values):
-        if each.fills and nested(values, each.key) is None:
+        if nested(values, each.key) is None:
             _assign(values, each.key, each.value)
             filled |= {key: "speedups: auto" for key, _ in leaves({each.key: each.value})}
     return filled

@@ -12,13 +12,10 @@ from flatout.config.sections.model import RESNETS
 from flatout.config.tasks import DEFAULT_TASK
 
 SHIPPED_SIDES = {"train-224": 224, "train-64": 64}  # views that ship, with random crops and fair flips
-_DEFAULT_VIEW, _DEFAULT_EPOCHS, _DEFAULT_STEM, _DEFAULT_BATCH = "train-64", 10, "small", 256
+_DEFAULT_VIEW, _DEFAULT_EPOCHS, _DEFAULT_STEM = "train-64", 10, "small"
 _STAGES = ((0.0, 1 / 2), (0.35, 3 / 4), (0.65, 1.0))  # from this share of the epochs on, this share of the side
 _LEAST_EPOCHS, _LEAST_SIDE, _SIDE_STEP = 4, 16, 8
 _STRIDE, _STRIDE_OF_SMALL_STEM = 32, 8  # from pixels to the places of the last layers
-_OPTIMIZER_KEYS = ("optimizer", "optimizer_options", "lr", "momentum", "beta2", "weight_decay", "groups", "layer_decay")
-_MUON_RATE, _MUON_BATCH = 0.01, 128  # Adam's scaling: with the root of the batch
-_MUON = {"momentum": 0.95, "weight_decay": 0.01}
 _LEAST_PLACES = 2  # there, along a side: with fewer, filters of 3x3 see little but the padding around
 
 
@@ -27,8 +24,6 @@ class Speedup:
     key: str
     value: Any
     why: str
-    fills: bool = True
-    """Whether it may be set where its key is not: a rate of the user's own, for one, suits the optimizer it was for."""
 
 
 def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
@@ -40,7 +35,6 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
     view = values.get("data", {}).get("view") or _DEFAULT_VIEW
     epochs = values.get("train", {}).get("epochs", _DEFAULT_EPOCHS)
     found = [Speedup("train.schedule", "one-cycle", "a high rate for most of a short run, and none at its end")]
-    found += _optimizer(values)
     own = values.get("views") or {}
     recipe = (own.get(view) or {}) if isinstance(own, Mapping) else {}
     if not isinstance(recipe, Mapping) or "." in str(view) or view == values.get("data", {}).get("eval_view"):
@@ -61,23 +55,6 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
     if sizes:
         shown = ", ".join(f"{each} px from epoch {first}" for first, each in sizes.items())
         found.append(Speedup(f"views.{view}.sizes", sizes, f"early epochs learn what small pictures show: {shown}"))
-    return found
-
-
-def _optimizer(values: Mapping[str, Any]) -> list[Speedup]:
-    """Muon for a ResNet of ours that starts from nothing, where the recipe names no part of an optimizer."""
-    train, model, parallel, data = (_section(values, name) for name in ("train", "model", "parallel", "data"))
-    if model.get("name", RESNETS[0]) not in RESNETS or model.get("weights") or parallel.get("mode") == "fsdp":
-        return []  # other models may want another rate, trained weights a small one; fsdp has no whole matrices
-    own = train.get("optimizer")
-    fills = all(train.get(key) in (None, (), [], {}) for key in _OPTIMIZER_KEYS)
-    found = [Speedup("train.optimizer", "muon", "it learns as much in fewer epochs, at a rate of its own", fills)]
-    if fills or own == "muon":
-        batch = data.get("global_batch") or data.get("batch_size") or _DEFAULT_BATCH
-        usable = isinstance(batch, int) and batch > 0  # what is not is refused later
-        rate = round(_MUON_RATE * math.sqrt(batch / _MUON_BATCH), 5) if usable else _MUON_RATE
-        found.append(Speedup("train.lr", rate, f"that of muon for batches of {batch}"))
-        found += [Speedup(f"train.{key}", value, "that of muon") for key, value in _MUON.items()]
     return found
 
 

@@ -38,8 +38,7 @@ def choose_speedups(config: Config) -> Choice[dict[str, Any]]:
     known = speedups_for(values)
     on = [each for each in known if _lookup(values, each.key) == each.value]
     off = [each.key for each in known if each not in on]
-    hints = {"train.optimizer": " (muon is for recipes that name neither it nor its rate)"}
-    left_out = f"; set otherwise by the recipe: {', '.join(key + hints.get(key, '') for key in off)}" if off else ""
+    left_out = f"; set otherwise by the recipe: {', '.join(off)}" if off else ""
     reason = "; ".join(f"{each.key}: {each.why}" for each in on) or "nothing is left to switch on"
     return Choice({each.key: each.value for each in on}, f"{reason}{left_out}", AUTO)
 
