@@ -140,6 +140,10 @@ def test_a_completed_run_says_so_and_changes_nothing(work: Path, shapes: Path) -
     assert {name: digest for name, digest in snapshot(work).items() if not name.endswith("log.txt")} == before
     as_json = command("train", config, "--json", cwd=work)
     assert json.loads(as_json.out) == summary(run)
+    (run / "config.yaml").unlink()
+    without = command("train", config, cwd=work)
+    assert (without.code, "config.yaml was gone and is written anew" in without.err) == (0, True)
+    assert {name: digest for name, digest in snapshot(work).items() if not name.endswith("log.txt")} == before
 
 
 def test_fresh_moves_the_old_run_aside(half: Path, work: Path, uninterrupted: Path) -> None:

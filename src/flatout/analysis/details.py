@@ -8,7 +8,7 @@ from typing import Any
 from flatout.analysis.activity import Activity, no_activity, read_activity
 from flatout.analysis.convergence import judge
 from flatout.analysis.epoch_ledger import EpochAccount, account_epochs
-from flatout.config.tasks import metric_named
+from flatout.config.tasks import best_metric
 from flatout.errors import BadFile
 from flatout.runs.directory import RunDirectory
 from flatout.runs.reading import Run
@@ -37,7 +37,7 @@ class Details:
         if found.get("verdict") and found.get("why"):
             return dict(found)
         summary, config = self.run.summary, self.run.config
-        metric = metric_named((config.get("checkpoint") or {}).get("metric") or "top1")
+        metric = best_metric(config)
         classes, emulated = (
             summary.get(part, {}).get(key) for part, key in (("data", "classes"), ("device", "emulated"))
         )

@@ -84,10 +84,12 @@ def _read(path: Path) -> Plan:
         ) from None
 
 
-def _require_bounded(jobs: list[SimulatedJob]) -> None:
+def _require_bounded(jobs: list[SimulatedJob], made: ProducersPlan, handover_seconds: float) -> None:
     """Simulated seconds and batches take real ones."""
     batches = sum(job.batches for job in jobs)
-    seconds = max(job.start_seconds + job.batches * job.step_seconds for job in jobs)
+    each = made.make_seconds / made.hands + handover_seconds
+    seconds = made.cold_seconds + made.make_seconds
+    seconds += max(job.start_seconds + job.batches * max(job.step_seconds, each) for job in jobs)
     if batches > _MOST_BATCHES or seconds > _MOST_SECONDS:
         raise ConfigError(
             f"{batches:,} batches in at least {format_seconds(seconds)} are to be simulated; at most {_MOST_BATCHES:,} "
@@ -106,7 +108,7 @@ def _world(plan: Plan) -> SimulatedWorld:
         for number in range(each.count)
     ]
     made = plan.producers
-    _require_bounded(jobs)
+    _require_bounded(jobs, made, plan.handover_seconds)
     return SimulatedWorld(
         tuple(jobs),
         plan.batches_per_epoch,

@@ -49,6 +49,11 @@ def metric_named(name: str) -> Metric:
     return METRICS.get(name, own)
 
 
+def best_metric(config: Mapping[str, Any]) -> Metric:
+    """What a run's config.yaml, as it was read, means by best."""
+    return metric_named(str((config.get("checkpoint") or {}).get("metric") or "top1"))
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     name: str

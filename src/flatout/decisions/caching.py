@@ -15,6 +15,7 @@ from flatout.units import format_bytes, format_seconds
 ASSUMED_EPOCHS = 3  # of a job that does not say: filling must have paid by then
 DECODED_EACH_EPOCH, FILLING, KEPT = "crop_seconds", "fill_seconds", "kept_seconds"
 """What a sample costs whoever prepares it: no cache, the epoch that fills one, and later epochs."""
+_PLAUSIBLE_SECONDS = 1e-9, 1e4  # of one sample
 _FIGURES = (DECODED_EACH_EPOCH, FILLING, KEPT, "pays_after_epochs")
 OFF, DISK, MEMORY, SERVICE = "off", "disk", "memory", "service"
 """SERVICE: producers of shared batches decide for themselves, on their own machine."""
@@ -129,7 +130,11 @@ class CacheChoice:
 
     @property
     def is_measured(self) -> bool:
-        return all(seconds for seconds in (self.crop_seconds, self.fill_seconds, self.kept_seconds))
+        """All three, and none by a file that was damaged: their ratios are counted on."""
+        least, most = _PLAUSIBLE_SECONDS
+        return all(
+            least < (seconds or 0.0) < most for seconds in (self.crop_seconds, self.fill_seconds, self.kept_seconds)
+        )
 
     def seconds(self, state: str) -> float:
         """Of one sample in one of the states above; only where `is_measured`."""

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from flatout.analysis.answers import answers, is_emulated, network_points
 from flatout.analysis.details import Details
-from flatout.config.tasks import metric_named
+from flatout.config.tasks import best_metric
 from flatout.reports.curves import curve_charts, network_chart, resource_charts
 from flatout.reports.page import (
     folded,
@@ -99,7 +99,7 @@ def _tiles(details: Details) -> Markup:
     summary, parts = details.run.summary, (details.run.summary.get("time") or {}).get("parts") or {}
     wall = (summary.get("time") or {}).get("wall_seconds")
     found, speed = summary.get("accuracy") or {}, summary.get("throughput") or {}
-    metric = metric_named((details.run.config.get("checkpoint") or {}).get("metric") or "top1")
+    metric = best_metric(details.run.config)
     value = found.get(metric.name)
     rate = speed.get("samples_per_second")
     emulated = "emulated" if is_emulated(details) else ""

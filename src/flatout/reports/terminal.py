@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flatout.analysis.answers import answers, is_emulated
 from flatout.analysis.details import Details
-from flatout.config.tasks import metric_named
+from flatout.config.tasks import best_metric
 from flatout.reports.page import printable
 from flatout.reports.values import grid
 from flatout.units import format_seconds, format_share
@@ -48,7 +48,7 @@ def _headline(details: Details) -> list[Text]:
     run, found = details.run, details.convergence
     colour = {"completed": "bold green", "running": "bold blue", "stopped": "bold yellow"}.get(run.status, "bold red")
     line = Text(run.status, style=colour)
-    metric = metric_named((run.config.get("checkpoint") or {}).get("metric") or "top1")
+    metric = best_metric(run.config)
     value = (run.summary.get("accuracy") or {}).get(metric.name)
     if value is not None:
         line.append(f"  {metric.title} {metric.write(value)}", style="bold")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flatout.config.tasks import metric_named
+from flatout.config.tasks import best_metric
 from flatout.runs.directory import RunDirectory
 from flatout.runs.steps import StepRow
 from flatout.runs.summary import accuracy, add_parts, throughput
@@ -27,7 +27,7 @@ def rebuild_summary(
     that count. `cost` is None: what the run last wrote down leaves out the time up to the kill (cost/killed_run.py)."""
     samples = [row.samples for row in steps]
     attempts = read_attempts(directory.rank_spans())
-    metric = (config.get("checkpoint") or {}).get("metric") or "top1"
+    metric = best_metric(config)
     parts = add_parts([each.parts for each in attempts])
     wall_seconds = sum(each.wall_seconds for each in attempts)
     return {
@@ -39,7 +39,7 @@ def rebuild_summary(
         "samples_seen": sum(samples),
         "accuracy": {
             **(before.get("accuracy") or {}),
-            **accuracy(epochs, metric, metric_named(metric).higher_is_better),
+            **accuracy(epochs, metric.name, metric.higher_is_better),
         },
         "throughput": throughput([row.seconds for row in steps], samples),
         "time": {**(before.get("time") or {}), **({"wall_seconds": wall_seconds, "parts": parts} if attempts else {})},

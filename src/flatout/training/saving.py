@@ -51,13 +51,17 @@ class Saving:
     def write_facts(self) -> None:
         """What a run directory holds from the beginning."""
         setup, directory = self.setup, self.directory
-        write_text(directory.config, dump_config(setup.config))
+        self.write_config()
         if setup.dataset.classes:
             write_json(directory.classes, list(setup.dataset.classes))
         for name, text in setup.opened.files.items():
             write_text(directory.root / name, text)
         write_json(directory.environment, describe_environment(setup.device, setup.config))
         self.decided.write()
+
+    def write_config(self) -> None:
+        """With it the directory is a run."""
+        write_text(self.directory.config, dump_config(self.setup.config))
 
     def save(self, progress: Progress) -> None:
         """A checkpoint by all ranks together: state of their own each, then the one that they share by rank 0."""

@@ -99,6 +99,9 @@ class Session:
                 f"{self.directory.root} is complete: {resumed.progress.step} of {self.setup.total_steps} steps; "
                 "raise train.epochs to go on, or use --fresh to start anew"
             )
+            if ranks.rank == 0 and not self.directory.exists:
+                self._saving.write_config()
+                self._say(f"{self.directory.config} was gone and is written anew")
             return
         restored = ranks.together(lambda: self._restore(resumed, warm_start))
         self._recorder.open(started)  # the first file: whatever a user can get wrong was refused above

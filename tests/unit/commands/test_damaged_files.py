@@ -38,6 +38,7 @@ DAMAGE: dict[str, tuple[str, str]] = {
     "spans of other things": ("spans/rank0.jsonl", '5\n[1]\n{"attempt": "x"}\n{"name": [], "own": {}}\n'),
     "a bill without amounts": ("summary.json", '{"status": "completed", "cost": {"lines": [{"name": "node"}]}}'),
     "a fingerprint by a list": ("summary.json", '{"status": "completed", "data_fingerprint_by": ["content"]}'),
+    "a killed run whose best is a number": ("config.yaml", "name: tiny\ncheckpoint: {metric: 1}\n"),
     "a split without its size": (
         "summary.json",
         '{"status": "completed", "data": {"splits": {"train": {"files": 3}}}}',

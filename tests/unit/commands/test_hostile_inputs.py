@@ -92,6 +92,9 @@ WORLD = {
         {"jobs": [{"step_seconds": 1e9}]},
         {"jobs": [{"step_seconds": 0.1, "start_seconds": 1e300}]},
         {"producers": {"hands": 10**9, "make_seconds": 1}},
+        {"producers": {"hands": 2, "make_seconds": 2**63}},
+        {"producers": {"hands": 2, "make_seconds": 1, "cold_seconds": 1e12}},
+        {"handover_seconds": 1e9},
     ],
 )
 def test_a_simulation_without_end_is_refused(tmp_path: Path, change: dict[str, object]) -> None:

@@ -144,3 +144,11 @@ def test_a_damaged_entry_is_none(damage: dict[str, Any]) -> None:
     whole = {"wanted": "auto", "value": "memory", "crop_seconds": 1.0, "fill_seconds": 2.0, "kept_seconds": 0.1}
     assert CacheChoice.from_dict(whole) is not None
     assert CacheChoice.from_dict({**whole, **damage}) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5e-324, 1e308, -1.0])
+def test_seconds_that_no_sample_takes_are_not_counted_on(seconds: float) -> None:
+    whole = {"wanted": "auto", "value": "memory", "crop_seconds": 1.0, "fill_seconds": 2.0, "kept_seconds": seconds}
+    choice = CacheChoice.from_dict(whole)
+    assert choice is not None
+    assert not choice.is_measured
