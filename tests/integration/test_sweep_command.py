@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flatout.commands.sweep import run_sweep
+from flatout.commands.training_processes import LocalJob
 from training import (
     assert_same_training,
     command,
@@ -20,6 +22,7 @@ from training import (
 )  # fmt: skip
 
 RATES = ("--over", "train.lr=0.05,0.001,1.0e+30,0.02")  # one of them comes to nothing
+RAY = ("--ray", "local")
 QUICK = {"checkpoint__every_steps": None, "data__cache": "off"}
 
 
@@ -104,6 +107,51 @@ def test_translation_by_bleu_on_two_ranks(work: Path, tmp_path: Path) -> None:
     told = json.loads(done.out)
     assert (told["metric"], told["complete"], len(told["rows"][0]["values"])) == ("bleu", True, 2)
     assert {summary(job(work / "runs/tiny-sweep", n))["world_size"] for n in (1, 2)} == {2}
+
+
+def test_each_job_has_a_card_of_its_own(work: Path, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cards are named, though torch sees none here: `device: auto` trains on the CPU then."""
+    given: list[dict[str, str]] = []
+
+    def launch(arguments: list[str], environment: dict[str, str]) -> LocalJob:
+        given.append(dict(environment))
+        return LocalJob(arguments, environment)
+
+    write_recipe(work / "tiny.yaml", shapes, device="auto", train__epochs=1, **QUICK)
+    monkeypatch.setattr("flatout.commands.sweep.LocalJob", launch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    monkeypatch.chdir(work)
+    done = run_sweep(Path("tiny.yaml"), {"rungs": [1]}, ["train.lr=0.05,0.01"], Path("mine"), False, True)
+    assert (done.winner is not None, done.epochs_trained) == (True, 2)
+    assert sorted(each["CUDA_VISIBLE_DEVICES"] for each in given) == ["GPU-a", "GPU-b"]
+
+
+def test_on_a_ray_cluster(work: Path, shapes: Path) -> None:
+    """The same decisions and bits; Ctrl-C saves checkpoints; a folder that no machine sees is said."""
+    pytest.importorskip("ray")
+    write_recipe(work / "tiny.yaml", shapes, train__epochs=2, **QUICK)
+    words = ("sweep", "tiny.yaml", "--over", "train.lr=0.05,0.001", "--json")
+    here, there = (command(*words, "--runs", name, *more, cwd=work) for name, more in (("here", ()), ("there", RAY)))
+    assert (here.code, there.code) == (0, 0), there.err
+    ours, theirs = json.loads(here.out), json.loads(there.out)
+    assert [(row["name"], row["values"]) for row in theirs["rows"]] == [(r["name"], r["values"]) for r in ours["rows"]]
+    for number in (1, 2):
+        assert_same_training(job(work / "there", number), job(work / "here", number))
+
+    write_recipe(work / "long.yaml", shapes, train__epochs=500, **QUICK)
+    long = ("sweep", "long.yaml", "--over", "train.lr=0.05,0.01", "--rungs", "500", "--runs", "long", *RAY)
+    running = start(*long, cwd=work)
+    wait_until(lambda: any(row_count(each) >= 3 for each in (work / "long").glob("0*")) or not running.running, "steps")
+    running.send(signal.SIGINT)
+    stopped = running.wait()
+    assert stopped.code == 130, stopped.err
+    ended = [summary(each) for each in (work / "long").glob("0*") if (each / "summary.json").exists()]
+    assert {each["status"] for each in ended} == {"stopped"}
+
+    most = command(
+        *words, "--runs", "most", *RAY, "--set", "parallel.mode=ddp", "--set", "parallel.devices=64", cwd=work
+    )
+    assert (most.code, "64 core(s)" in most.error_line) == (2, True)
 
 
 WRONG = {

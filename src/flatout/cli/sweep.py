@@ -27,7 +27,16 @@ def sweep(
     budget: Annotated[
         str | None, typer.Option(metavar="30min|5usd", help="Stop, with checkpoints, when so much is spent.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Configurations that train at the same time.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Configurations that train at the same time (one for each card, if there are any)."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Train on this Ray cluster, or: local. Its machines see the same folders."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws configurations (0).")] = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", metavar="DIR", help="Folder of its runs (default runs/<recipe>-sweep).")
@@ -40,6 +49,7 @@ def sweep(
     A rung is the end of some epoch of runs whose schedule is that of the whole length; who goes on does so from its
     checkpoint. Jobs with equal data settings share each prepared batch; another batch size is another group. A job that
     fails is ranked last, with its cause. Ctrl-C saves checkpoints; the same command goes on, after a kill -9 too.
+    Where there are several cards, each job has its own.
 
     Example:  flatout sweep recipes/demo.yaml --over train.lr=0.05,0.1,0.2,0.4 --over data.batch_size=64,128
     """
@@ -59,6 +69,7 @@ def sweep(
         "metric": metric,
         "budget": budget,
         "jobs": jobs,
+        "ray": ray,
         "seed": seed,
     }
     result = run_sweep(recipe, options, over or [], runs, fresh, as_json)

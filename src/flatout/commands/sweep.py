@@ -1,10 +1,12 @@
 """Successive halving: train all configurations a little, drop the worse ones, go on with the rest."""
 
 import json
+import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,24 +14,27 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from flatout.commands.training_processes import TrainingProcesses
+from flatout.commands.ray_jobs import RayCluster
+from flatout.commands.training_processes import LocalJob, TrainingProcesses
 from flatout.config.loading import config_digest, dump_config, load_config
 from flatout.config.schema import Config
 from flatout.config.sweep import SweepConfig, configuration_folder, configuration_name, load_sweep
 from flatout.config.tasks import Metric, metric_named
 from flatout.cost import hourly_rate_usd, load_catalogue
-from flatout.decisions.compute import threads_of_job_among_others
+from flatout.decisions.compute import cards_of_run, threads_of_job_among_others
 from flatout.errors import ConfigError, FlatoutError, Interrupted, RunDirectoryError, RunFailed
 from flatout.machine.budgets import usable_cores
+from flatout.machine.gpu import visible_cards
 from flatout.reports.sweep_page import SweepRow, SweepSummary, sweep_lines, sweep_page
 from flatout.runs import Run, RunDirectory, read_run
 from flatout.runs.directory import write_json, write_text
 from flatout.storage import open_checked
 from flatout.sweeping.budget import Budget, parse_budget
+from flatout.sweeping.cards import places
 from flatout.sweeping.drawing import draw
 from flatout.sweeping.halving import JobOutcome, ranked, rung_epochs, survivors
 from flatout.sweeping.sharing import sharing_groups
-from flatout.sweeping.state import FinishedRung, SweepState, read_state
+from flatout.sweeping.state import FILE, FinishedRung, SweepState, read_state
 
 _JOB_BYTES = 1_000_000_000  # that a small job takes, for how many fit at the same time
 _BEAT_SECONDS = 2.0  # between two writes of the time spent: so much of it a kill -9 forgets
@@ -86,10 +91,35 @@ def run_sweep(
     state = read_state(folder, json.loads(json.dumps(plan)))
     home.lock()
     try:
+        state.write(folder)
         console = Console(stderr=True, quiet=quiet, highlight=False)
-        return _Sweep(name, sweep, candidates, rungs, metric, budget, rate, folder, state, console).run()
+        with _cluster(sweep, base, folder) as cluster:
+            return _Sweep(name, sweep, candidates, rungs, metric, budget, rate, folder, state, cluster, console).run()
     finally:
         home.unlock()
+
+
+@contextmanager
+def _cluster(sweep: SweepConfig, base: Config, folder: Path) -> Iterator[RayCluster | None]:
+    """None where jobs train on this machine."""
+    if sweep.ray is None:
+        yield None
+        return
+    ranks = base.parallel.devices if isinstance(base.parallel.devices, int) else 1
+    cluster = RayCluster(sweep.ray, folder / FILE, ranks, lambda count: cards_of_run(base, count))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _slots(base: Config, jobs: int | None) -> list[dict[str, str]]:
+    """What each of the jobs that train here at the same time has in its environment: its own cards, if it takes any."""
+    cards = visible_cards() if cards_of_run(base, 1) else []
+    if found := places(cards, lambda count: cards_of_run(base, count), jobs):
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(each)} for each in found]
+    memory = psutil.virtual_memory().available // _JOB_BYTES
+    return [{}] * (jobs or max(1, min(4 * usable_cores(), memory, 16)))
 
 
 def _candidates(sweep: SweepConfig, folder: Path) -> list[_Candidate]:
@@ -121,19 +151,23 @@ class _Sweep:
         usd_per_hour: float | None,
         folder: Path,
         state: SweepState,
+        cluster: RayCluster | None,
         console: Console,
     ) -> None:
         self._name, self._sweep, self._candidates, self._rungs = name, sweep, candidates, rungs
         self._metric, self._budget, self._usd_per_hour = metric, budget, usd_per_hour
         self._folder, self._state, self._console = folder, state, console
         self._most_seconds = budget.seconds_at(usd_per_hour)
-        memory = psutil.virtual_memory().available // _JOB_BYTES
-        self._jobs = sweep.jobs or max(1, min(4 * usable_cores(), memory, 16))
+        self._launch = cluster.launch if cluster is not None else LocalJob
+        slots = [{}] * (sweep.jobs or cluster.jobs) if cluster is not None else _slots(candidates[0].config, sweep.jobs)
+        self._jobs, self._free = len(slots), queue.SimpleQueue[dict[str, str]]()
+        for slot in slots:
+            self._free.put(slot)
         self._over_budget = False
 
     def run(self) -> SweepSummary:
         interrupted = False
-        with TrainingProcesses(self._console, echo=False) as processes:
+        with TrainingProcesses(self._console, echo=False, launch=self._launch) as processes:
             while len(self._state.rungs) < len(self._rungs) and (field := self._field()):
                 outcomes = self._train_rung(field, processes)
                 if processes.interrupted:
@@ -191,7 +225,11 @@ class _Sweep:
         _wait_for_end(candidate.directory)
         failure = None
         if not _is_done(candidate.directory, epochs) and not processes.interrupted:
-            failure = processes.train(self._arguments(candidate, epochs, group))
+            slot = self._free.get()  # there is one for each thread
+            try:
+                failure = processes.train(self._arguments(candidate, epochs, group), slot)
+            finally:
+                self._free.put(slot)
         outcome = _outcome(at, candidate.directory, self._metric.name, epochs, failure)
         if not processes.interrupted:
             said = outcome.cause if outcome.value is None else self._metric.in_log(outcome.value)

@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -15,15 +16,60 @@ from flatout.training.stopping import stop_signals
 from flatout.units import format_seconds
 
 
-class TrainingProcesses:
-    """Starts `flatout train` and passes signals on. A child has a session of its own: else a Ctrl-C would reach it
-    twice, from the terminal and from us, and the second one ends it without a checkpoint."""
+class Job(Protocol):
+    """One `flatout train` that was started."""
 
-    def __init__(self, console: Console, echo: bool = True) -> None:
+    def wait(self, say: Callable[[str], None]) -> tuple[int, str]:
+        """Its exit code and the last line of its stderr; each line is said as it comes, where that can be."""
+
+    def stop(self, number: int) -> None:
+        """It gets this signal, if it still runs."""
+
+
+class LocalJob:
+    """On this machine, in a session of its own: else a Ctrl-C would reach it twice, from the terminal and from us, and
+    the second one ends it without a checkpoint."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "flatout", "train", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**os.environ, **child_environment(), **environment},
+        )
+
+    def wait(self, say: Callable[[str], None]) -> tuple[int, str]:
+        last = ""
+        with self._child as child:
+            assert child.stderr is not None
+            for line in child.stderr:
+                last = line.strip() or last
+                say(line.rstrip())
+        return child.returncode, last
+
+    def stop(self, number: int) -> None:
+        if self._child.poll() is None:
+            self._child.send_signal(number)
+
+
+class TrainingProcesses:
+    """Starts training runs, here or by another `launch`, and passes signals on."""
+
+    def __init__(
+        self,
+        console: Console,
+        echo: bool = True,
+        launch: Callable[[list[str], Mapping[str, str]], Job] = LocalJob,
+    ) -> None:
         self.interrupted = False
         self._echo = echo  # what the processes say
         self._console = console
-        self._running: set[subprocess.Popen[str]] = set()
+        self._launch = launch
+        self._running: set[Job] = set()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "TrainingProcesses":
@@ -42,36 +88,24 @@ class TrainingProcesses:
         with ThreadPoolExecutor(max(1, len(runs))) as threads:
             return list(threads.map(self.train, runs))
 
-    def train(self, arguments: list[str]) -> str | None:
-        """None if the child ended well, else the last line of its stderr."""
-        started, last = time.monotonic(), ""
-        command = [sys.executable, "-m", "flatout", "train", *arguments]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            env={**os.environ, **child_environment()},
-        ) as child:
-            self._running.add(child)
-            if self.interrupted:  # between the last look and the start
-                child.terminate()
-            assert child.stderr is not None
-            for line in child.stderr:
-                last = line.strip() or last
-                if self._echo:
-                    self.say(line.rstrip())
-        self._running.discard(child)
+    def train(self, arguments: list[str], environment: Mapping[str, str] | None = None) -> str | None:
+        """None if the run ended well, else the last line of its stderr. `environment` is added to ours."""
+        started = time.monotonic()
+        job = self._launch(arguments, environment or {})
+        self._running.add(job)
+        if self.interrupted:  # between the last look and the start
+            job.stop(signal.SIGTERM)
+        code, last = job.wait(self.say if self._echo else _say_nothing)
+        self._running.discard(job)
         if self._echo:
-            self.say(f"{format_seconds(time.monotonic() - started)}, exit code {child.returncode}")
-        return None if child.returncode == 0 else last.removeprefix("flatout: ") or f"exit code {child.returncode}"
+            self.say(f"{format_seconds(time.monotonic() - started)}, exit code {code}")
+        return None if code == 0 else last.removeprefix("flatout: ") or f"exit code {code}"
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """All save a checkpoint and end, and none is started any more."""
         self.interrupted = True
-        for child in list(self._running):
-            if child.poll() is None:
-                child.send_signal(number)
+        for job in list(self._running):
+            job.stop(number)
+
+
+def _say_nothing(_: str) -> None: ...

@@ -39,7 +39,9 @@ class SweepConfig(Section):
     seed: int = Field(0, ge=0)
     """Draws configurations; the seed of training is train.seed."""
     jobs: int | None = Field(None, ge=1, le=256)
-    """Configurations that train at the same time."""
+    """Configurations that train at the same time; default one for each card, or as many as cores and memory hold."""
+    ray: str | None = None
+    """Train them on the machines of this Ray cluster (an address, or local); all see the same folders."""
 
 
 def load_sweep(path: Path, options: Mapping[str, Any], over: Sequence[str]) -> SweepConfig:

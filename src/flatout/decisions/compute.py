@@ -61,6 +61,14 @@ def threads_of_job_among_others(config: Config) -> int | None:
     return 1 if is_open(config.threads) and config.device == "cpu" else None
 
 
+def cards_of_run(config: Config, cards: int) -> int:
+    """How many a run takes of the CUDA cards that a machine has: 0 where there are none, or it computes elsewhere."""
+    if config.device != "cuda" and not (cards and is_open(config.device)):
+        return 0
+    devices = config.parallel.devices
+    return max(1, cards) if devices == "all" else int(devices)
+
+
 def precision_is_open(config: Config) -> bool:
     """Whether `train.precision` is still to be decided; a run's own config.yaml always says it."""
     return is_open(config.train.precision)

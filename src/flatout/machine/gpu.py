@@ -1,6 +1,7 @@
 """NVIDIA GPUs by NVML. What a card, a driver or a virtual GPU does not tell is None."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,21 @@ _REASONS = {
 def reason_names(bits: int) -> str:
     """Why the clock is below its maximum: names joined by +, or "none"."""
     return "+".join(name for bit, name in _REASONS.items() if bits & bit) or "none"
+
+
+def visible_cards(environment: Mapping[str, str] = os.environ, nvml: Any = None) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name for a child: what it names for us, else the UUID of each card. Not numbers:
+    CUDA and NVML count in different orders."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [each.strip() for each in named.split(",") if each.strip() not in ("", "-1")]
+    nvml = nvml or import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+        return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    except nvml.NVMLError:  # no driver, no card
+        return []
 
 
 class GpuReader:

@@ -13,7 +13,7 @@ import pytest
 from flatout.machine.cgroup import find_cgroup, memory_used_bytes, own_limits, read_limits, throttled_seconds
 from flatout.machine.cpu import CpuReader, parse_cores, share
 from flatout.machine.disk import DiskReader, find_disk, parse_disk
-from flatout.machine.gpu import GpuReader, reason_names
+from flatout.machine.gpu import GpuReader, reason_names, visible_cards
 from flatout.machine.memory import MemoryReader, parse_meminfo
 from flatout.machine.mounts import deepest_mount
 from flatout.machine.net import (
@@ -325,6 +325,19 @@ class FakeNvml(types.SimpleNamespace):
         if name in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID"):
             return lambda which: {0: "talks", 1: "silent"}.get(which, which)
         return call
+
+
+def test_cards_that_a_child_may_be_given() -> None:
+    nvml = FakeNvml(nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}")
+    assert visible_cards({}, nvml) == ["GPU-talks", "GPU-silent"]
+    assert visible_cards({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}, nvml) == ["3", "GPU-x"]
+    assert visible_cards({"CUDA_VISIBLE_DEVICES": ""}, nvml) == []
+    assert visible_cards({"CUDA_VISIBLE_DEVICES": "-1"}, nvml) == []
+
+    def no_driver() -> None:
+        raise FakeNvml.NVMLError("driver not loaded")
+
+    assert visible_cards({}, FakeNvml(nvmlInit=no_driver)) == []
 
 
 def test_every_figure_of_a_card_in_our_units() -> None:

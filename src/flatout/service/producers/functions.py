@@ -18,7 +18,7 @@ from flatout.cache.bundle import check_bundle
 from flatout.errors import FlatoutError
 from flatout.service.coordinator.coordinator import Coordinator
 from flatout.service.producers.producer import make_batch
-from flatout.service.protocol.extras import needs
+from flatout.service.protocol.extras import connect_to_ray
 from flatout.service.protocol.messages import Done, Failed, Joined, Message, Produce
 from flatout.service.protocol.specs import AnotherDataset, ImagePreparer, batch_key, open_preparer, stream_name
 from flatout.service.protocol.stream_spec import StreamSpec
@@ -143,14 +143,9 @@ class RayCaller:
     seconds_to_start = 0.0
 
     def __init__(self, address: str | None = None, slots: int = 4) -> None:
-        with needs("ray"):
-            import ray
-
         self.name, self.slots = "ray", slots
-        self._ray = ray
-        if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False, include_dashboard=False)
-        self._task = ray.remote(_ray_task)
+        self._ray = connect_to_ray(address)
+        self._task = self._ray.remote(_ray_task)
 
     def call(self, spec: StreamSpec, order: Produce) -> Made:
         reference = self._task.options(name=f"batch {order.epoch}/{order.index}").remote(
