@@ -4,6 +4,8 @@ A message says what happened, the value seen, the limit, and what to do next. Th
 line; a traceback is for bugs only.
 """
 
+_FIRST_CHARACTERS, _LAST_CHARACTERS = 1200, 600
+
 
 class FlatoutError(Exception):
     """Root of the tree. `exit_code` is what the command line returns."""
@@ -11,6 +13,13 @@ class FlatoutError(Exception):
     exit_code = 1
     quiet = False  # whether another process says it
     details: tuple[str, ...] = ()  # shown before the message: lines of the user's own code that led here
+
+    def __str__(self) -> str:
+        """However long the names and values in it are: how it begins, and how it ends, which says what to do."""
+        text = super().__str__()
+        if len(text) <= _FIRST_CHARACTERS + _LAST_CHARACTERS:
+            return text
+        return f"{text[:_FIRST_CHARACTERS]} … {text[-_LAST_CHARACTERS:]}"
 
 
 class UserError(FlatoutError):

@@ -41,3 +41,11 @@ def test_an_error_of_a_worker_arrives_whole(kind: type[FlatoutError]) -> None:
     again = pickle.loads(pickle.dumps(kind("batch 3 was not ready; do this")))
     assert type(again) is kind
     assert str(again) == "batch 3 was not ready; do this"
+
+
+def test_a_message_is_a_line_that_can_be_read_whatever_names_are_in_it() -> None:
+    said = str(errors.DataError(f"the class {'[' * 100_000!r} stands twice; keep one of them"))
+    assert len(said) < 2000
+    assert said.startswith("the class '[[[")
+    assert said.endswith("stands twice; keep one of them")
+    assert str(errors.DataError("short")) == "short"

@@ -1,6 +1,7 @@
 """Training runs on a Ray cluster whose machines see the same folders under the same paths (NFS, EFS, FSx)."""
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -61,7 +62,8 @@ class RayJob:
             self._ray.kill(self._actor)  # frees its cores and cards
 
     def stop(self, number: int) -> None:
-        self._actor.stop.remote(number)
+        """By SIGTERM, whatever the signal: Ray's workers ignore Ctrl-C, and so does what they start."""
+        self._actor.stop.remote()
 
 
 class _OnNode:
@@ -69,7 +71,7 @@ class _OnNode:
 
     def __init__(self) -> None:
         self._job: LocalJob | None = None
-        self._stopped = 0
+        self._stopped = False
 
     def run(self, folder: str, shared: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
         if not os.path.isdir(folder) or not os.path.isfile(shared):
@@ -80,13 +82,13 @@ class _OnNode:
         os.chdir(folder)
         self._job = LocalJob(arguments, environment)
         if self._stopped:  # meanwhile
-            self._job.stop(self._stopped)
+            self._job.stop(signal.SIGTERM)
         return self._job.wait(lambda _: None)
 
-    def stop(self, number: int) -> None:
-        self._stopped = number
+    def stop(self) -> None:
+        self._stopped = True
         if self._job is not None:
-            self._job.stop(number)
+            self._job.stop(signal.SIGTERM)
 
 
 def _jobs_on(resources: Mapping[str, float], cores: int, cards: int) -> int:

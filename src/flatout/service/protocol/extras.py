@@ -26,7 +26,7 @@ def connect_to_ray(address: str | None) -> ModuleType:
         # Ray's workers give way to every other process (nice 15), and what they start does, too
         os.environ.setdefault("RAY_worker_niceness", "0")
         try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="error")
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
     return ray
