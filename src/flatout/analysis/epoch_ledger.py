@@ -2,8 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from flatout.config.tasks import spec_of
 from flatout.runs import Run
@@ -91,9 +90,6 @@ class EpochAccount:
     checkpoint: float
     other: float
     restarted: bool  # more than one attempt worked on it: what was lost with the first is in `other`
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 DIFFERENCES = ("data_wait", "warm_up", "uneven_steps", "validation", "checkpoint", "other")

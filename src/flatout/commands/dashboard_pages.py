@@ -17,7 +17,6 @@ from flatout.commands.dashboard_run import WatchedRuns
 from flatout.commands.predict import predict_changes
 from flatout.config.loading import parse_assignments
 from flatout.cost import load_catalogue
-from flatout.diagnosis.model.interval import Interval
 from flatout.diagnosis.what_if import Prediction
 from flatout.errors import FlatoutError
 from flatout.reports.charts import Point, Series, line_chart
@@ -25,6 +24,8 @@ from flatout.reports.compare_page import comparison_body, comparison_title
 from flatout.reports.curves import time_axis
 from flatout.reports.live_page import shell
 from flatout.reports.page import join_markup, note, paragraph, pill, section, shown, table
+from flatout.reports.plan_text import interval_text
+from flatout.reports.predictions import named
 from flatout.reports.suite_table import suite_sections
 from flatout.runs.following import StretchedCurves
 from flatout.runs.glance import Glance
@@ -114,16 +115,13 @@ def what_if(runs: WatchedRuns, key: str, changes: Sequence[tuple[str, str]]) -> 
 
 
 def _prediction(found: Prediction) -> list[str]:
-    def shown_as(interval: Interval | None, form: Callable[[float], str]) -> str:
-        return "n/a" if interval is None else f"{form(interval.value)} ({form(interval.low)} to {form(interval.high)})"
-
-    changes = ", ".join(f"{key}={value}" for key, value in found.changes.items())
+    told = found.to_dict()
     return [
-        changes or "as it is",
-        shown_as(found.step, format_seconds),
-        shown_as(found.samples_per_second, lambda value: f"{value:.0f}"),
-        shown_as(found.run, format_seconds),
-        shown_as(found.usd, format_usd),
+        named(found.changes) or "as it is",
+        _interval(told["step"], format_seconds),
+        _interval(told["samples_per_second"], lambda value: f"{value:.0f}"),
+        _interval(told["run"], format_seconds),
+        _interval(told["usd"], format_usd),
         found.limit,
     ]
 
@@ -302,7 +300,7 @@ def _plan(path: Path) -> Markup:
 
 
 def _interval(found: Any, form: Callable[[float], str]) -> str:
-    return f"{form(found['value'])} ({form(found['low'])} to {form(found['high'])})" if found else "n/a"
+    return interval_text(found, form) if found else "n/a"
 
 
 _PLAIN: dict[str, tuple[str, Callable[[Board], Markup]]] = {

@@ -45,23 +45,20 @@ class Checkup:
         return 1 if any(line.status == "problem" for line in self.lines) else 0
 
 
-def _nothing(line: CheckResult) -> None:
-    pass
-
-
 def examine(
-    source: Path | None, say: Callable[[CheckResult], None] = _nothing, overrides: Mapping[str, Any] | None = None
+    source: Path | None,
+    say: Callable[[CheckResult], None] = lambda line: None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Checkup:
     """Every check in turn; `say` is told each line as it comes. A check that fails is a line, never a traceback.
     Started on every node by torchrun, the ranks measure the link between them, and rank 0 speaks."""
     started = time.monotonic()
     place = find_place(os.environ)
-    if place is not None and place.rank > 0:
-        say = _nothing
     lines = []
     for line in _all_lines(source, overrides):
         lines.append(line)
-        say(line)
+        if place is None or place.rank == 0:
+            say(line)
     return Checkup(tuple(lines), time.monotonic() - started)
 
 

@@ -58,12 +58,10 @@ def _export_translation(trained: TrainedRun, to: str, folder: Path, run: Path) -
         raise ConfigError(f"--to {to} is for classifiers: a translation is searched for; use --to safetensors")
     weights = folder / FILES[to]
     write_weights(weights, validated_model(trained), {})
-    for name in (VOCABULARY_FILE,):
-        write_text(folder / name, read_vocabulary(trained.directory.root / name).text)
+    write_text(folder / VOCABULARY_FILE, read_vocabulary(trained.directory.root / VOCABULARY_FILE).text)
     write_text(folder / "config.yaml", dump_config(trained.config))
     own = evaluate_trained(trained).metrics
-    changes = trained.config.data.path
-    again = open_for_evaluation(run, str(weights), changes, None, "cpu", exact=True)
+    again = open_for_evaluation(run, str(weights), trained.config.data.path, None, "cpu", exact=True)
     found = evaluate_trained(again).metrics
     if found != own:
         raise ExportRefused(f"the exported weights give {found} where the run's give {own}; nothing was written")

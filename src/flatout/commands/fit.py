@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,16 @@ def fit_recipe(
     shape = Shape(config, classes, side_of(config))
     train, batch = config.train, batch_of(config)
     setup = MemorySetup(batch, train.accumulate)
-    works: dict[tuple[bool, bool], TracedWork | None] = {}
 
+    @cache
     def work(narrow: bool, checkpointing: bool) -> TracedWork | None:
         """None where the model cannot recompute its activations."""
-        if (narrow, checkpointing) not in works:
-            try:
-                works[narrow, checkpointing] = traced_work(shape, narrow, checkpointing)
-            except ConfigError:
-                if checkpointing == train.checkpointing:
-                    raise
-                works[narrow, checkpointing] = None
-        return works[narrow, checkpointing]
+        try:
+            return traced_work(shape, narrow, checkpointing)
+        except ConfigError:
+            if checkpointing == train.checkpointing:
+                raise
+            return None
 
     def on(card: Card) -> dict[str, Any]:
         narrow = arithmetic_for(card, train.precision, train.tf32) == "amp"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from flatout.planning.alternatives import with_alternatives
 from flatout.planning.cards import Card, card_of_device, find_card, load_cards
 from flatout.planning.estimate import Correction
 from flatout.planning.options import Option, PlannedJob, at_price, cheapest, fastest, frontier, option_for
-from flatout.planning.work import TracedWork
 from flatout.runs.directory import write_json
 from flatout.units import parse_bytes, parse_seconds
 
@@ -140,13 +140,7 @@ def _sizes(config: Config, question: Question) -> Sizes | None:
 
 def job_of(config: Config, facts: Facts, question: Question) -> PlannedJob:
     shape = Shape(config, max(1, facts.classes), side_of(config))
-    known: dict[tuple[bool, bool], TracedWork] = {}
-
-    def works(narrow: bool, checkpointing: bool) -> TracedWork:
-        if (narrow, checkpointing) not in known:
-            known[narrow, checkpointing] = traced_work(shape, narrow, checkpointing)
-        return known[narrow, checkpointing]
-
+    works = cache(partial(traced_work, shape))
     train, text = config.train, config.spec.batch_unit == "tokens"
     correction = None if question.measured is None else _correction(question.measured, config, works)
     workers = unless_open(config.data.workers)

@@ -3,23 +3,25 @@ up of the same size where only its sizes are given, and what is published of a k
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flatout.commands.traced_model import PAIR_TOKENS, keep, read_kept
+from flatout.commands.traced_model import PAIR_TOKENS, keep, kept_file, read_kept
 from flatout.config.loading import load_config
 from flatout.config.schema import Config
 from flatout.decisions.loading import is_url
 from flatout.errors import ConfigError, FlatoutError
-from flatout.machine.budgets import cache_folder, usable_cores
+from flatout.machine.budgets import usable_cores
 from flatout.planning.data_path import STORES, Samples
 from flatout.units import format_bytes
+
+if TYPE_CHECKING:
+    from flatout.tasks.setup import TaskSetup
 
 _MEASURE_SECONDS = 2.0
 _LEAST_SAMPLES = 64
@@ -79,17 +81,17 @@ def _text_facts(config: Config, given: Sizes | None, store: str) -> Facts:
     """A sample of text is a pair of average length; its preparation costs next to nothing."""
     count = given.samples if given is not None else 0
     if given is None:
-        from flatout.tasks.setup import open_task
-
-        count = len(_or_sizes(config, lambda: open_task(config)).dataset.train)
+        count = len(_opened_task(config).dataset.train)
     samples = Samples(count, 0, 4.0 * 2 * PAIR_TOKENS, 0.0, _TEXT_SECONDS, 0.0, f"{count:,} sentence pairs", store)
     return Facts(samples, 0)
 
 
-def _or_sizes(config: Config, opening):  # type: ignore[no-untyped-def]
+def _opened_task(config: Config) -> TaskSetup:
     """A dataset that is not here is one line that says what to give in its place."""
+    from flatout.tasks.setup import open_task
+
     try:
-        return opening()
+        return open_task(config)
     except FlatoutError as error:
         raise ConfigError(
             f"the data of this recipe is not here ({error}); plan without it: --data {' | '.join(KNOWN)}, or "
@@ -98,10 +100,7 @@ def _or_sizes(config: Config, opening):  # type: ignore[no-untyped-def]
 
 
 def _opened(config: Config, store: str) -> Facts:
-    from flatout.tasks.setup import open_task
-
-    opened = _or_sizes(config, lambda: open_task(config))
-    dataset = opened.dataset
+    dataset = _opened_task(config).dataset
     count, held_out = len(dataset.train), len(dataset.val) if dataset.val is not None else 0
     each = dataset.total_bytes / max(1, count + held_out)
     key = {"fingerprint": dataset.fingerprint, "view": config.data.view, "measured": 2, "cores": usable_cores()}
@@ -150,8 +149,7 @@ class Costs:
 
 def _kept(key: dict[str, object], measure) -> Costs:  # type: ignore[no-untyped-def]
     """Measured once on this machine for the same data and view."""
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    path = cache_folder() / "decoding" / f"{name}.json"
+    path = kept_file("decoding", key)
     with suppress(TypeError):  # none, or of another version
         return Costs(**read_kept(path))
     costs: Costs = measure()

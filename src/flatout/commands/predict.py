@@ -197,11 +197,7 @@ def _bare(
 ) -> list[dict[str, float]]:
     """How wide the model alone makes its intervals: what later outcomes are scored by."""
     alone = replace(calibration, interval_factors={})
-    found = []
-    for changes in alternatives:
-        told = _predicted(alone, config, changes).to_dict()
-        found.append(bare_errors(told))
-    return found
+    return [bare_errors(_predicted(alone, config, changes).to_dict()) for changes in alternatives]
 
 
 def _keep(run: Run, config: Config, predictions: Sequence[Prediction], bare: Sequence[Mapping[str, float]]) -> None:

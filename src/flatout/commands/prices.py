@@ -44,9 +44,8 @@ def import_catalogue(path: Path, out: Path, today: date) -> dict[str, Any]:
 
 
 def machines_table(machines: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="machines and dollars an hour", title_justify="left")
-    for name in ("machine", "cloud", "cards", "vCPUs", "memory", "on demand", "spot", "region", "as of"):
-        table.add_column(name)
+    names = ("machine", "cloud", "cards", "vCPUs", "memory", "on demand", "spot", "region", "as of")
+    table = Table(*names, title="machines and dollars an hour", title_justify="left")
     today = date.today()
     for each in machines:
         days = days_old(each["as_of"], today)
@@ -66,19 +65,11 @@ def machines_table(machines: Sequence[dict[str, Any]]) -> Table:
 
 
 def cards_table(cards: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="cards (vendors' figures)", title_justify="left")
-    for name in ("card", "generation", "GB", "GB/s", "fp32 TFLOPS", "16-bit tensor TFLOPS", "watts"):
-        table.add_column(name)
+    names = ("card", "generation", "GB", "GB/s", "fp32 TFLOPS", "16-bit tensor TFLOPS", "watts")
+    table = Table(*names, title="cards (vendors' figures)", title_justify="left")
+    figures = ("memory_gb", "memory_gb_s", "fp32_tflops", "fp16_tensor_tflops", "watts")
     for each in cards:
-        table.add_row(
-            each["name"],
-            each["architecture"],
-            _known(each["memory_gb"]),
-            _known(each["memory_gb_s"]),
-            _known(each["fp32_tflops"]),
-            _known(each["fp16_tensor_tflops"]),
-            _known(each["watts"]),
-        )
+        table.add_row(each["name"], each["architecture"], *(_known(each[figure]) for figure in figures))
     return table
 
 

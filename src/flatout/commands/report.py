@@ -29,7 +29,7 @@ def report_run(run: Run | str | Path, html: Path | None, markdown: bool, trace: 
     elif not quiet:
         Console(highlight=False).print(render(details, written))
     told = {each.question: each.answer for each in answers(details)}
-    accounts = [account.to_dict() for account in details.accounts]
+    accounts = [vars(account) for account in details.accounts]
     found = {**details.run.summary, "convergence": details.convergence}
     return {**found, "answers": told, "epochs": accounts, "written": written}
 

@@ -161,21 +161,17 @@ def look(what: str = "status") -> dict[str, Any]:
 def look_shown(values: dict[str, Any]) -> Group:
     counts = values["counts"]
     served = counts["hits"] + counts["waited"]
+    times = f"{served / counts['made']:.1f}" if counts["made"] else "n/a"
     lines = [
         f"{values['ready']} batches in {format_bytes(values['used_bytes'])} of {format_bytes(values['capacity_bytes'])}"
         f" ({values['store']}), {values['leases']} being made, up for {format_seconds(values['seconds'])}",
         f"{served} batches served: {format_share(counts['hits'], served)} were ready, {counts['waited']} were waited "
-        f"for, {counts['denied']} denied; each of the {counts['made']} made was read "
-        f"{_times(served, counts['made'])} times",
+        f"for, {counts['denied']} denied; each of the {counts['made']} made was read {times} times",
         f"{format_bytes(counts['made_bytes'])} made in {format_seconds(counts['made_seconds'])} of work; "
         f"{counts['failures']} failures, {counts['expired']} expired leases, {counts['cold_starts']} cold starts, "
         f"{counts['evicted']} evicted ({counts['evicted_needed']} still needed)",
     ]
     return Group(*map(Text, lines), _jobs(values))
-
-
-def _times(served: int, made: int) -> str:
-    return f"{served / made:.1f}" if made else "n/a"
 
 
 def _jobs(values: dict[str, Any]) -> Table:

@@ -62,14 +62,17 @@ class Shape:
 
 def traced_work(shape: Shape, narrow: bool, checkpointing: bool) -> TracedWork:
     """The step at 16 bits (`narrow`) or 32. A model that cannot be traced is a ConfigError of one line."""
-    key = shape.key(narrow, checkpointing)
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    path = cache_folder() / "traces" / f"{name}.json"
+    path = kept_file("traces", shape.key(narrow, checkpointing))
     with suppress(KeyError):  # absent, damaged or of another format: traced again
         return TracedWork.from_dict(read_kept(path))
     work = _trace(shape, narrow, checkpointing)
     keep(path, work.to_dict())
     return work
+
+
+def kept_file(folder: str, key: Mapping[str, Any]) -> Path:
+    """Where `keep` puts what this key stands for."""
+    return cache_folder() / folder / f"{_digest(json.dumps(key, sort_keys=True))[:32]}.json"
 
 
 def keep(path: Path, values: Mapping[str, Any]) -> None:

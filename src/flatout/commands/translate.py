@@ -18,12 +18,12 @@ from flatout.data.text.vocabulary import PAD, Vocabulary, read_vocabulary
 from flatout.engine.averaging import averaged_weights
 from flatout.engine.devices import choose_device
 from flatout.engine.learner import load_weights
-from flatout.errors import BadFile, ConfigError, DataError, RunDirectoryError
-from flatout.runs import RunDirectory
+from flatout.errors import BadFile, ConfigError, DataError
 from flatout.tasks.translation.bleu import bleu, bleu_signature, bleu_sums
 from flatout.tasks.translation.decoding import Search, translate
 from flatout.tasks.translation.task import Translation
 from flatout.tasks.translation.transformer import MOST_POSITIONS, Transformer
+from flatout.trained.opening import require_run
 from flatout.training.display import Display
 from flatout.training.setup import prepare_compute
 from flatout.untrusted import MAX_TABLE_BYTES, read_bytes
@@ -57,9 +57,7 @@ class Translator:
 
 def open_translator(run: Path, average: int = 1, device: str = "auto") -> Translator:
     """The weights of the run's best checkpoint, or the mean of its best `average`."""
-    directory = RunDirectory(run)
-    if not directory.exists:
-        raise RunDirectoryError(f"no run in {run}; `flatout runs` lists those under runs/")
+    directory = require_run(run)
     config = load_config(directory.config).config
     if "bleu" not in config.spec.metrics:
         raise ConfigError(f"{run} was trained for {config.task}, not for translation; give a run that translates")

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -156,17 +157,9 @@ def _precisions(config: Config, decided: str) -> list[str]:
 
 def _current(config: Config, calibration: Calibration, key: str) -> Any:
     """The recipe's own value of a key; what `auto` stands for where it says so."""
-    return {
-        config.batch_key: config.batch_setting,
-        "data.workers": calibration.settings.workers,
-        "data.prefetch": config.data.prefetch,
-        "data.cache": config.data.cache,
-        "train.channels_last": config.train.channels_last,
-        "train.precision": calibration.settings.precision,
-        "train.compile": config.train.compile,
-        "train.checkpointing": config.train.checkpointing,
-        "train.accumulate": config.train.accumulate,
-    }[key]
+    settings = calibration.settings
+    decided = {"data.workers": settings.workers, "train.precision": settings.precision}
+    return decided[key] if key in decided else attrgetter(key)(config)
 
 
 class TuningBench:

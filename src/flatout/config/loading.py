@@ -14,11 +14,11 @@ from pydantic import BaseModel, ValidationError
 from flatout.config.checks import find_unused, find_wrong_combinations
 from flatout.config.dotted import leaves, nested
 from flatout.config.schema import Config, ViewConfig
-from flatout.config.shipped import locate, near_names
+from flatout.config.shipped import locate, read_keys
 from flatout.config.speedups import speedups_for
 from flatout.config.tasks import spec_of
 from flatout.errors import ConfigError
-from flatout.untrusted import blamed_as, parse_yaml, read_yaml, shortened
+from flatout.untrusted import blamed_as, parse_yaml, shortened
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Loaded:
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Loaded:
     """Read a recipe (a path or a mapping), apply overrides, fill in defaults, check."""
-    given, origin = (source, "given") if isinstance(source, Mapping) else (_read(locate(Path(source))), str(source))
+    given, origin = (source, "given") if isinstance(source, Mapping) else (_read(Path(source)), str(source))
     origins: dict[str, str] = {key: origin for key, _ in leaves(given)}
     values = json.loads(json.dumps(given, default=str))  # a deep copy of plain values
     for key, value in (overrides or {}).items():
@@ -111,14 +111,7 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        with blamed_as(ConfigError):
-            values = read_yaml(path)
-    except FileNotFoundError:
-        raise ConfigError(f"no recipe at {path}{near_names(path.name)}; see recipes/ by: flatout recipes") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no keys; a recipe looks like: name: demo, data: {{path: ...}}")
-    return values
+    return read_keys(locate(path), "recipe", "name: demo, data: {path: ...}")
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

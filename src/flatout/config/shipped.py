@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from flatout.errors import ConfigError
+from flatout.untrusted import blamed_as, read_yaml
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 _SUITES = "suites"
@@ -45,6 +49,20 @@ def recipe_beside(file: Path, named: Path) -> Path:
     """What a suite or sweep names as its recipe: a file beside it, else a shipped one that is called so."""
     beside = file.parent / named
     return beside if beside.is_file() or locate(named) == named else locate(named)
+
+
+def read_keys(path: Path, kind: str, example: str) -> dict[str, Any]:
+    """Of a recipe or suite; a file that is not there, or holds none, is a ConfigError."""
+    try:
+        with blamed_as(ConfigError):
+            values = read_yaml(path)
+    except FileNotFoundError:
+        where = "recipes/suites/" if kind == "suite" else "recipes/"
+        hint = f"{near_names(path.name, kind)}; see {where} by: flatout recipes"
+        raise ConfigError(f"no {kind} at {path}{hint}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no keys; a {kind} looks like: {example}")
+    return values
 
 
 def near_names(name: str, kind: str = "recipe") -> str:

@@ -10,10 +10,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from flatout.config.sections.fields import Section
-from flatout.config.shipped import locate, near_names, recipe_beside
+from flatout.config.shipped import locate, read_keys, recipe_beside
 from flatout.config.sweep import configuration_name
 from flatout.errors import ConfigError
-from flatout.untrusted import blamed_as, read_yaml
 
 _EXAMPLE = "recipe: ../demo.yaml, variants: [{name: baseline}, {name: no-workers, set: {data.workers: 0}}]"
 
@@ -71,7 +70,7 @@ class Suite:
 def load_suite(path: Path, overrides: Mapping[str, Any]) -> Suite:
     """Read a suite; `overrides` (the command line's) are for every experiment and may not undo what differs."""
     path = locate(path, "suite")
-    config = _validated(_read(path), path)
+    config = _validated(read_keys(path, "suite", _EXAMPLE), path)
     recipe = recipe_beside(path, Path(config.recipe))
     if not recipe.is_file():
         raise ConfigError(f"{path}: no recipe at {recipe}; `recipe` is relative to the suite's file")
@@ -111,19 +110,6 @@ def _combinations(config: SuiteConfig) -> Iterator[tuple[str, str, str, dict[str
 def _folder(name: str, repeat: int, repeats: int) -> str:
     folder = re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "experiment"
     return folder if repeats == 1 else f"{folder}-{repeat + 1}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with blamed_as(ConfigError):
-            values = read_yaml(path)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"no suite at {path}{near_names(path.name, 'suite')}; see recipes/suites/ by: flatout recipes"
-        ) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no keys; a suite looks like: {_EXAMPLE}")
-    return values
 
 
 def _validated(values: dict[str, Any], path: Path) -> SuiteConfig:

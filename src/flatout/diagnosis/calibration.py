@@ -309,11 +309,8 @@ def _epoch_gap(signals: Signals) -> float:
 
 
 def _bytes_per_sample(signals: Signals) -> float:
-    return (
-        signals.input.bytes_read / signals.input.samples_loaded
-        if signals.input.bytes_read and signals.input.samples_loaded
-        else 0.0
-    )
+    loaded = signals.input.samples_loaded
+    return (signals.input.bytes_read or 0.0) / loaded if loaded else 0.0
 
 
 def _samples_per_epoch(signals: Signals) -> int:

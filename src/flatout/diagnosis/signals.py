@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 
 from flatout.analysis.rank_spans import BatchLoad
@@ -105,14 +105,8 @@ class Signals:
             ordinary = {id(step) for step in self.step.warm}
             numbers = {number for number, step in enumerate(self.steps, 1) if id(step) in ordinary}
             warm = [each for each in given.loads if each.step in numbers] or list(given.loads)
-            return BatchLoad(
-                0,
-                mean([each.fetch_seconds for each in warm]),
-                mean([each.decode_seconds for each in warm]),
-                mean([each.augment_seconds for each in warm]),
-                mean([each.collate_seconds for each in warm]),
-                mean([each.core_wait_seconds for each in warm]),
-            )
+            _, *columns = zip(*map(astuple, warm), strict=True)
+            return BatchLoad(0, *map(mean, columns))
         if not given.samples_loaded or given.decode_seconds is None:
             return None
         totals = (given.fetch_seconds or 0.0, given.decode_seconds, given.augment_seconds or 0.0)

@@ -81,7 +81,7 @@ def arithmetic_for(card: Card, precision: str, tf32: bool) -> str:
     return "tf32" if tf32 and card.tf32_tflops is not None else "fp32"
 
 
-def basis_of(card: Card, model: str, arithmetic: str, told: Coefficients) -> Basis:
+def basis_of(card: Card, arithmetic: str, told: Coefficients) -> Basis:
     if f"card:{card.name}:{arithmetic}" in told.offsets:
         return Basis.MEASURED
     known = f"architecture:{card.architecture}:{arithmetic}" in told.offsets
@@ -96,19 +96,23 @@ def speed_of(
     channels_last: bool | None,
     model: str,
     correction: Correction | None = None,
-    told: Coefficients | None = None,
 ) -> Speed:
     """`model` is its bare name (`resnet50`): published speeds of the very model narrow the interval."""
-    told = told or load_coefficients()
-    seconds = {size: _seconds(work, size, card, arithmetic, channels_last, model, told) for size in (batch, batch / 2)}
-    basis = basis_of(card, model, arithmetic, told)
-    wide = told.spread[basis] + (0.0 if f"model:{model}:{arithmetic}" in told.offsets else told.spread[_UNKNOWN_MODEL])
-    factor = 1.0
+    told = load_coefficients()
+    keys = [
+        f"{kind}:{name}:{arithmetic}"
+        for kind, name in (("model", model), ("architecture", card.architecture), ("card", card.name))
+    ]
+    basis = basis_of(card, arithmetic, told)
+    wide = told.spread[basis] + (0.0 if keys[0] in told.offsets else told.spread[_UNKNOWN_MODEL])
+    factor = math.exp(told.software + sum(told.offsets.get(key, 0.0) for key in keys))
     if correction is not None:
-        factor, basis = correction.factor, Basis.OWN
+        factor, basis = factor * correction.factor, Basis.OWN
         wide = 0.06 if correction.card == card.name else wide / 2  # what is left is the card, not the model
-    seconds = {size: each * factor for size, each in seconds.items()}
-    whole, half = seconds[batch], seconds[batch / 2]
+    whole, half = (
+        factor * float(step_seconds(columns_of(work, size, card, arithmetic, channels_last), told.vector)[0])
+        for size in (batch, batch / 2)
+    )
     slope = max(0.0, (whole - half) / (batch / 2))
     device = DeviceTime(max(0.0, whole - slope * batch), slope, work.forward_share)
     return Speed(Interval(whole, whole * math.exp(-wide), whole * math.exp(wide)), basis, device)
@@ -118,22 +122,3 @@ def host_seconds(work: TracedWork) -> float:
     """Of a core, for one step: launching its kernels, and the loop around them."""
     each = float(load_coefficients().vector[NAMES.index("launch_microseconds")]) * 1e-6
     return LOOP_SECONDS + sum(kernels.count for kernels in work.kernels) * each
-
-
-def _seconds(
-    work: TracedWork,
-    batch: float,
-    card: Card,
-    arithmetic: str,
-    channels_last: bool | None,
-    model: str,
-    told: Coefficients,
-) -> float:
-    jobs = columns_of(work, batch, card, arithmetic, channels_last)
-    keys = (
-        f"model:{model}:{arithmetic}",
-        f"architecture:{card.architecture}:{arithmetic}",
-        f"card:{card.name}:{arithmetic}",
-    )
-    offset = told.software + sum(told.offsets.get(key, 0.0) for key in keys)
-    return float(step_seconds(jobs, told.vector)[0]) * math.exp(offset)

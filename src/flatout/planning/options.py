@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flatout.cost.machines import Machine
@@ -74,9 +74,6 @@ class RecipeChange:
     gain: float | None = None
     """Speed with it over speed without."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"key": self.key, "value": self.value, "why": self.why, "applied": self.applied, "gain": self.gain}
-
 
 @dataclass(frozen=True)
 class Option:
@@ -126,7 +123,7 @@ class Option:
             "basis": str(self.basis),
             "precision": self.precision,
             "waiting_share": self.waiting_share,
-            "changes": [each.to_dict() for each in self.changes],
+            "changes": [asdict(each) for each in self.changes],
             "notes": list(self.notes),
             "prices_dated": self.machine.as_of,
         }

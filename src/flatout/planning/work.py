@@ -6,7 +6,7 @@ Everything is a straight line over the batch, because that is how shapes grow: `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 KINDS = (
@@ -88,18 +88,8 @@ class TracedWork:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
-            [
-                each.kind,
-                each.phase,
-                each.width,
-                each.count,
-                each.flops.fixed,
-                each.flops.per_sample,
-                each.bytes.fixed,
-                each.bytes.per_sample,
-                each.sixteen_bit,
-            ]
-            for each in self.kernels
+            [kind, phase, width, count, *flops, *moved, narrow]
+            for kind, phase, width, count, flops, moved, narrow in map(astuple, self.kernels)
         ]
         return {**asdict(self), "kernels": rows, "format": FORMAT}
 
@@ -112,12 +102,8 @@ class TracedWork:
             Kernels(kind, phase, width, count, Line(flops, flops_each), Line(moved, moved_each), narrow)
             for kind, phase, width, count, flops, flops_each, moved, moved_each, narrow in values["kernels"]
         )
+        memory = {part: Line(**line) for part, line in values["memory"].items()}
+        told = {each.name: values[each.name] for each in fields(cls)}
         return cls(
-            kernels,
-            {part: Line(**line) for part, line in values["memory"].items()},
-            values["parameters"],
-            values["gradient_bytes"],
-            values["forward_share"],
-            Line(**values["largest_activation"]),
-            values["unit"],
+            **{**told, "kernels": kernels, "memory": memory, "largest_activation": Line(**told["largest_activation"])}
         )

@@ -32,11 +32,8 @@ def render_comparison(found: Comparison) -> RenderableType:
 
 def setting(value: Any) -> str:
     """A value of a configuration, as it is written there."""
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if _is_plain(value) else str(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+    is_plain = value is None or isinstance(value, bool)
+    return {None: "null", True: "true", False: "false"}[value] if is_plain else str(value)
 
 
 def relation(figure: Figure, index: int) -> str:

@@ -111,7 +111,7 @@ def _tiles(details: Details) -> Markup:
             ("wall clock", format_seconds(wall), f"{len(details.run.steps):,} steps"),
             ("samples/s", None if rate is None else f"{rate:,.0f}", emulated or f"median step {format_seconds(step)}"),
             ("waiting for data", format_share(parts.get("data_wait"), wall), "of the wall clock"),
-            (*_device_use(summary), emulated or _device_name(summary)),
+            (*_device_use(summary), emulated or str((summary.get("device") or {}).get("name") or "")),
             ("cost", format_usd(total), "" if total is not None else "no price set"),
         ]
     )
@@ -128,10 +128,6 @@ def _device_use(summary: dict[str, Any]) -> tuple[str, str | None]:
 
 def _best(found: dict[str, Any]) -> str:
     return "" if found.get("best_epoch") is None else f"best in epoch {found['best_epoch'] + 1}"
-
-
-def _device_name(summary: dict[str, Any]) -> str:
-    return str((summary.get("device") or {}).get("name") or "")
 
 
 def _time(details: Details) -> list[Markup]:

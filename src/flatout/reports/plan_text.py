@@ -58,9 +58,8 @@ def _best(plan: Mapping[str, Any]) -> Text:
 
 
 def _table(options: Sequence[Mapping[str, Any]], named: set[str]) -> Table:
-    table = Table(title="machines (interval below each value; * on the frontier)", title_justify="left")
-    for name in ("machine", "card", "fits", "samples/s", "device could", "limit", "hours", "cost", "basis"):
-        table.add_column(name)
+    names = ("machine", "card", "fits", "samples/s", "device could", "limit", "hours", "cost", "basis")
+    table = Table(*names, title="machines (interval below each value; * on the frontier)", title_justify="left")
     for each in options:
         mark = "* " if name_of(each) in named else ""
         fits = f"{format_bytes(each['peak_bytes'])}\nbatch up to {each['largest_batch']}"
@@ -91,10 +90,8 @@ def fit_text(found: Mapping[str, Any]) -> RenderableType:
     )
     for name, value in found["parts"].items():
         parts.add_row(name, format_bytes(value))
-    cards = Table(title="largest batch", title_justify="left")
     kinds = list(found["cards"][0]["largest_batch"]) if found["cards"] else []
-    for name in ("card", "memory", "as it is", *kinds[1:]):
-        cards.add_column(name)
+    cards = Table("card", "memory", "as it is", *kinds[1:], title="largest batch", title_justify="left")
     for card in found["cards"]:
         sizes = ["-" if size is None else str(size) for size in card["largest_batch"].values()]
         mark = "" if card["fits"] else " (does not fit)"
@@ -106,9 +103,8 @@ def fit_text(found: Mapping[str, Any]) -> RenderableType:
 def scores_text(scores: Sequence[Mapping[str, Any]]) -> RenderableType:
     if not scores:
         return Text("no plan has a run that followed it yet")
-    table = Table(title="plans and the runs that followed", title_justify="left")
-    for name in ("plan", "machine", "run", "samples/s planned", "measured", "error", "in interval"):
-        table.add_column(name)
+    names = ("plan", "machine", "run", "samples/s planned", "measured", "error", "in interval")
+    table = Table(*names, title="plans and the runs that followed", title_justify="left")
     for each in scores:
         table.add_row(
             each["plan"],

@@ -65,7 +65,7 @@ class RunDirectory:
                     inside = os.path.realpath(entry.path).startswith(home + os.sep) and os.path.exists(entry.path)
                 elif inside := entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
                     continue
-                if not inside and (entry.name == self.spans.name or _is_of_a_run(entry.path, self.root)):
+                if not inside and (entry.name == self.spans.name or described(os.path.relpath(entry.path, self.root))):
                     raise RunDirectoryError(
                         f"{entry.path} leads out of the run directory or nowhere, or is a pipe or a device; remove it"
                     )
@@ -190,10 +190,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with suppress(OSError), os.scandir(folder) as found:
         return list(found)
     return []
-
-
-def _is_of_a_run(path: str, root: Path) -> bool:
-    return described(os.path.relpath(path, root)) is not None
 
 
 def _same(fd: int, path: Path) -> bool:

@@ -165,7 +165,7 @@ def _goes_on(directory: RunDirectory) -> bool:
     a copy that is kept up to date) are not seen here, only that the files are new."""
     if directory.in_use():
         return True
-    newest = max(map(_changed_unix, (directory.steps, directory.system, directory.summary)))
+    newest = max(_signature(path)[0] for path in (directory.steps, directory.system, directory.summary)) / 1e9
     return time.time() - newest < _FRESH_SECONDS and _recorded_host(directory) != platform.node()
 
 
@@ -197,10 +197,6 @@ def _signature(path: str | Path) -> Signature:
     except OSError:
         return (0, 0, 0)
     return (about.st_mtime_ns, about.st_size, about.st_ino)
-
-
-def _changed_unix(path: Path) -> float:
-    return _signature(path)[0] / 1e9
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The schema of steps.csv: each column once, with its type, and the reader of its rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,8 @@ def read_step_rows(path: Path) -> list[StepRow]:
         if name not in header:
             raise BadFile(f"cannot read {path}: it has no column {name}")
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-    columns = [_parse_column(cells[name], name, path) if name in cells else _absent(name) for name in STEP_COLUMNS]
+    absent = {name: repeat(default) for name, default in StepRow._field_defaults.items()}
+    columns = [_parse_column(cells[name], name, path) if name in cells else absent[name] for name in STEP_COLUMNS]
     return [StepRow(*values) for values in zip(*columns, strict=False)]  # absent columns never end
 
 
@@ -78,10 +79,6 @@ def _parse_column(cells: Sequence[str], name: str, path: Path) -> list[Any]:
             if (cell or required) and parse(cell) is None:
                 raise BadFile(f"cannot read {path}: {name} of row {place} is {shortened(cell)}, expected a number")
     return values
-
-
-def _absent(name: str) -> Iterable[Any]:
-    return repeat(StepRow._field_defaults[name])
 
 
 def parse_count(cell: str) -> int | None:

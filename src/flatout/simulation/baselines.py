@@ -50,11 +50,9 @@ def window(world: SimulatedWorld, policy: Policy) -> SimulationOutcome:
 
 def _together(world: SimulatedWorld) -> SimulationOutcome:
     """All jobs at the pace of the slowest, or of the producers. Jobs that start later join at the next batch."""
-    ended: dict[int, float] = {}
     slowest = max(1 / _own_rate(world, number) for number in range(len(world.jobs)))
     pace = max(slowest, world.make_seconds / world.workers)
-    for number, job in enumerate(world.jobs):
-        ended[number] = job.start_seconds + job.batches * pace
+    ended = {number: job.start_seconds + job.batches * pace for number, job in enumerate(world.jobs)}
     return _outcome(world, ended, max(job.batches for job in world.jobs))
 
 

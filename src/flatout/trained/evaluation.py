@@ -159,15 +159,9 @@ def _job(trained: TrainedRun, task: Task, source: BatchSource, ranks: Parallel) 
 
 def _answers(parts: Sequence[list[list[Any]]]) -> SampleAnswers:
     """Of all ranks, in the order of the samples."""
-    ids, labels, predicted, confidence, of_label = (
-        np.array([value for part in parts for value in part[column]]) for column in range(5)
-    )
-    order = np.argsort(ids, kind="stable")
-    numbers, shares = np.int64, np.float64
-    return SampleAnswers(
-        ids[order].astype(numbers),
-        labels[order].astype(numbers),
-        predicted[order].astype(numbers),
-        confidence[order].astype(shares),
-        of_label[order].astype(shares),
-    )
+    kinds = (np.int64, np.int64, np.int64, np.float64, np.float64)
+    columns: list[Any] = [
+        np.array([value for part in parts for value in part[at]], kind) for at, kind in enumerate(kinds)
+    ]
+    order = np.argsort(columns[0], kind="stable")
+    return SampleAnswers(*(column[order] for column in columns))

@@ -94,7 +94,7 @@ def _record(figures: LinkFigures, interface: str, prediction: StepPrediction | N
     if prediction is not None:
         predicted = {**asdict(prediction), "step_seconds": prediction.step_seconds}
     return {
-        **figures.to_dict(),
+        **asdict(figures),
         "interface": interface,
         "bits_per_second": found,
         "cap_bits_per_second": round_cap(found),

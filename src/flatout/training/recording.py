@@ -264,17 +264,8 @@ class RunRecords:
 
     def data_totals(self, stages: LoadStats) -> dict[str, Any]:
         """Over all attempts; of one that was killed, what its last summary knew."""
-        now = {
-            "bytes_read": stages.bytes_read,
-            "fetch_seconds": stages.fetch,
-            "decode_seconds": stages.decode,
-            "augment_seconds": stages.augment,
-            "collate_seconds": stages.collate,
-            "cache_hits": stages.cache_hits,
-            "cache_misses": stages.cache_misses,
-            "store_requests": stages.store_requests,
-            "store_bytes": stages.store_bytes,
-        }
+        counts = ("bytes_read", "cache_hits", "cache_misses", "store_requests", "store_bytes")
+        now = {name if name in counts else f"{name}_seconds": value for name, value in vars(stages).items()}
         return {name: value + (self._earlier_data.get(name) or 0) for name, value in now.items()}
 
     def _data(self, stages: LoadStats) -> dict[str, Any]:

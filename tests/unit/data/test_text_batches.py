@@ -1,5 +1,6 @@
 """Batches of sentence pairs: the same whoever prepares them, and cut the same for any number of ranks."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ def recipe() -> TextBatchPlan:
 
 
 def batches(recipe: TextBatchPlan, epoch: int = 0, start: int = 0, prefetch: int = 0) -> list[TextBatch]:
-    with TextSource(recipe, prefetch, 60.0, 0.5) as source:
+    with closing(TextSource(recipe, prefetch, 60.0, 0.5)) as source:
         return list(source.epoch(epoch, start))
 
 

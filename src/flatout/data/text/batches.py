@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -106,21 +106,13 @@ class TextBatchPlan:
         )
 
     @cached_property
-    def _orders(self) -> "_Orders":
-        return _Orders(self.cut, self.seed if self.shuffle else None)
-
-
-class _Orders:
-    """Orders of pairs and of batches: those of the present epoch, and of another that is looked into."""
-
-    def __init__(self, cut: TokenCut, seed: int | None) -> None:
-        fixed = np.argsort(cut.cells, kind="stable"), np.arange(cut.batches)
-        self._of = lru_cache(maxsize=2)(
-            lambda epoch: fixed if seed is None else (token_order(cut, seed, epoch), batch_order(cut, seed, epoch))
-        )
-
-    def __call__(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self._of(epoch)
+    def _orders(self) -> Callable[[int], tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Orders of pairs and of batches: those of the present epoch, and of another that is looked into."""
+        cut, seed = self.cut, self.seed
+        if not self.shuffle:
+            fixed = np.argsort(cut.cells, kind="stable"), np.arange(cut.batches)
+            return lambda epoch: fixed
+        return lru_cache(maxsize=2)(lambda epoch: (token_order(cut, seed, epoch), batch_order(cut, seed, epoch)))
 
 
 def padded(tokens: Tokens, ids: NDArray[np.int64], begin: bool, buffers: Buffers | None = None) -> NDArray[np.int64]:
@@ -201,12 +193,6 @@ class TextSource:
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> "TextSource":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _taken(self, prepared: "Future[TextBatch]", epoch: int, index: int) -> TextBatch:
         try:

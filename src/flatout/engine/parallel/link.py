@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import psutil
 import torch
@@ -41,9 +40,6 @@ class LinkFigures:
     bytes_per_second: float  # that one rank sends while a large all-reduce goes on
     rounds: tuple[tuple[int, float], ...]  # bytes, seconds
     nodes: tuple[Node, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure_link(group: Group, device: torch.device, interface: str) -> LinkFigures:

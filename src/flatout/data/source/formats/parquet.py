@@ -181,15 +181,13 @@ def _unpack(listing: Listing, entry: Entry, folder: Path, key: str) -> Unpacked:
             arrays = _copy(file, schema, out, where)
             out.flush()
             os.fsync(out.fileno())
+        os.replace(temporary, folder / f"{key}.data")
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk; arrow's own have no number
             raise
         raise DataError(f"{where} cannot be read as parquet: {str(error)[:120]!r}; download it again") from None
     finally:
-        if not (written := "arrays" in locals()):
-            temporary.unlink(missing_ok=True)
-    assert written
-    os.replace(temporary, folder / f"{key}.data")
+        temporary.unlink(missing_ok=True)
     write_arrays(folder / f"{key}.npz", arrays)
     return _as_unpacked(arrays, folder / f"{key}.data")
 
