@@ -179,6 +179,24 @@ class Hooks:
             return backward
 
         self._patch(torch.autograd, "backward", wrapper)
+        self._patch(torch.autograd, "grad", self._grad_wrapper)
+
+    def _grad_wrapper(self, original: Any) -> Any:
+        """Gradients that are asked for: by the script, or by torch.func. Inside a module they are part of its call."""
+
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            ledger = self._mine()
+            if ledger is None or ledger.inside:
+                return original(*args, **kwargs)
+            ledger.saw(_BEGIN_BACKWARD, None, True)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                ledger.saw(_END_BACKWARD, None, self.count_steps, True)
+
+        return grad
 
     # ---- loaders
 
