@@ -73,6 +73,7 @@ def _tell(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding 
         return _WORDS[finding.id](signals, script, finding)
     known = finding.id in _AS_THEY_ARE or finding.id.startswith("rule-")
     text = finding.fix.text.replace("train.lr", "the learning rate").replace("train.clip_norm", "clip_grad_norm_")
+    text = text.replace(" (flatout lr-find suggests one)", "")  # which takes a recipe
     return replace(finding, fix=Fix(text)) if known else None
 
 

@@ -109,7 +109,10 @@ class Collector:
         if 0 in self.ranks and self.ranks[0].end is not None:
             return {}
         folder = self._directory.root / FOLDER
+        over = {f"{pid}.now" for pid, told in self._others.items() if told.end is not None}
         for path in [folder / "rank0.now", *sorted(folder.glob("*.now"))]:
+            if path.name in over:
+                continue
             with suppress(OSError, ValueError):
                 found = json.loads(path.read_text())
                 if isinstance(found, dict):

@@ -56,7 +56,7 @@ class ScriptLedger:
         self._validated = 0.0  # when the last event of a validation was over
         self._in_validation = False
         self._unsettled = True  # the start, or a validation, is open: the next hook of training ends it
-        self._optimizer_seen = False
+        self._optimizer_seen = self._in_optimizer = False
         self._by_hand = False  # the script changes its weights itself: a step is a backward pass
         self._backward_seen = False  # of loss.backward(): gradients that are asked for beside it are parts of its step
         self._call_samples = 0
@@ -211,8 +211,7 @@ class ScriptLedger:
             return
         work, use = self.book.work, self._fed_by
         work.backwards += 1
-        if loss is not None:
-            work.loss = loss if work.loss is None else work.loss + loss
+        work.add_loss(loss, again=self._in_optimizer)
         for each in self.loaders.values():
             if each.may_train(each is use):
                 self._train_on(each)
@@ -252,9 +251,11 @@ class ScriptLedger:
         if self.recorder.current == "optimizer":
             self.recorder.end_inner(at)  # of a step that raised: its end was never told
         self._begin("optimizer", at)
+        self._in_optimizer = True
 
     def end_optimizer(self, at: float, optimizer: int, learning_rate: float | None, counts: bool) -> None:
         """A step of the optimizer with this id; `counts`: it is one of the run."""
+        self._in_optimizer = False
         self.recorder.end_inner(at)
         if not counts:
             return

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -210,7 +211,11 @@ class Hooks:
             ledger = self._mine()
             use = None if ledger is None else ledger.loader_use(loader)
             if ledger is None or use is None:
-                return original(loader)
+                found = original(loader)
+                with suppress(AttributeError, TypeError):  # whose thread will train, its first step tells
+                    # one with persistent workers holds its iterator, which must not hold it in turn
+                    found._flatout_loader = weakref.ref(loader) if loader.persistent_workers else lambda: loader
+                return found
             ledger.saw(_BEGIN_FETCH, use, _is_grad_enabled())
             with _ToldToWorkers(f"{os.getpid()}-{use.number}"):
                 try:
@@ -228,7 +233,7 @@ class Hooks:
             ledger = self.ledger
             if ledger is None or _get_ident() != ledger.thread:
                 return original(iterator)
-            use = getattr(iterator, "_flatout_use", None)
+            use = getattr(iterator, "_flatout_use", None) or _use_of_iterator(ledger, iterator)
             if use is None:
                 return original(iterator)
             ledger.saw(_BEGIN_FETCH, use, _is_grad_enabled())
@@ -324,6 +329,15 @@ class Hooks:
                 ledger.saw(ScriptLedger.end_part, part)
 
         return call
+
+
+def _use_of_iterator(ledger: ScriptLedger, iterator: Any) -> Any:
+    """Of one that was made before its thread was known to train."""
+    loader = getattr(iterator, "_flatout_loader", lambda: None)()
+    use = None if loader is None else ledger.loader_use(loader)
+    with suppress(AttributeError):
+        iterator._flatout_use, iterator._flatout_loader = use, lambda: None
+    return use
 
 
 class _ToldToWorkers:

@@ -103,3 +103,41 @@ def test_a_line_that_waits_comes_with_what_others_do_meanwhile() -> None:
     seen = {(row[0], row[3]) for row in sampler.counts()}
     assert ("beside", "prepare") in seen
     assert ("other_waits", "test_a_line_that_waits_comes_with_what_others_do_meanwhile") in seen
+
+
+def test_the_loss_of_a_step_with_a_closure_is_the_one_where_it_begins(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.01, max_iter=4)
+    first: list[float] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(6, 4)).pow(2).mean()
+        loss.backward()
+        values.append(loss.item())
+        return loss
+
+    with recorded(tmp_path):
+        for _ in range(3):
+            values: list[float] = []
+            optimizer.step(closure)
+            assert len(values) > 1
+            first.append(values[0])
+    assert [each["loss"] for each in events(tmp_path, "step")] == first
+
+
+def test_a_thread_that_trains_is_waited_for_from_its_first_step_on(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def work() -> None:
+        for x, _ in data():
+            model(x).mean().backward()
+            optimizer.step()
+
+    with recorded(tmp_path):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert events(tmp_path, "step")[-1]["data_wait_seconds"] > 0
+    assert len(events(tmp_path, "trained")) == 1
