@@ -54,7 +54,7 @@ def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
         return None
     if seconds / signals.step.done < (_LEAST_SECONDS if seconds / stepping > _LARGE_SHARE else _OWN_SECONDS):
         return None
-    own_lines = [each for each in script.lines if each.part in OWN_PARTS]
+    own_lines = script.own_lines()
     line = own_lines[0] if own_lines else None
     named = ""
     if line is not None:

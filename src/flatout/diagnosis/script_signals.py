@@ -51,6 +51,11 @@ class ScriptSignals:
     def hottest(self, *parts: str) -> HotLine | None:
         return next((line for line in self.lines if line.part in parts), None)
 
+    def own_lines(self) -> list[HotLine]:
+        """Each place once, though a comprehension in it is a function of its own; most first."""
+        places = {(each.file, each.line): each for each in reversed(self.lines) if each.part in OWN_PARTS}
+        return sorted(places.values(), key=lambda each: -self.share(each, *OWN_PARTS))
+
     def share(self, line: HotLine, *parts: str) -> float:
         """Of the samples in `parts`."""
         total = sum(each.samples for each in self.lines if each.part in parts)

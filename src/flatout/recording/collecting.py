@@ -121,7 +121,7 @@ class Collector:
 
     @property
     def steps(self) -> int:
-        return self._totals.steps
+        return self._totals.steps + (len(self.ranks[0].waiting) if 0 in self.ranks else 0)
 
     @staticmethod
     def _labelled(word: str, told: Mapping[int, RankTold]) -> list[tuple[str, RankTold]]:

@@ -19,7 +19,14 @@ _OURS = __file__.rsplit("/", 2)[0]
 _MOST_LINES = 40
 _COMPUTES = tuple(
     os.sep.join(("", "torch", *place))
-    for place in (("nn", "functional.py"), ("nn", "modules", ""), ("optim", ""), ("functional.py",), ("autograd", ""))
+    for place in (
+        ("nn", "functional.py"),
+        ("nn", "modules", ""),
+        ("optim", ""),
+        ("functional.py",),
+        ("autograd", ""),
+        ("_functorch", ""),
+    )
 )
 _WAITS = tuple(
     os.path.join(sysconfig.get_paths()["stdlib"], *place)
@@ -107,7 +114,7 @@ class LineSampler:
             known = self._is_script.get(name)
             if known is None:
                 known = self._is_script[name] = is_script(name)
-            if known:
+            if known and frame.f_lineno:  # 0 is where generated code begins (a dataclass of a library)
                 return frame
             frame = frame.f_back
         return None

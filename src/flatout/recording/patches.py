@@ -66,6 +66,7 @@ class Hooks:
         self._modules = 0  # that were imported when decoders were looked for
         self._diary: WorkerDiary | None = None
         self._diary_pid = 0
+        self._scaled: tuple[Callable[[], Any] | None, float | None] = (None, None)
 
     def install(self) -> None:
         """What cannot be hooked is said in the run; the rest is."""
@@ -73,6 +74,7 @@ class Hooks:
             ("optimizer steps", self._hook_optimizers),
             ("modules", self._hook_modules),
             ("backward", self._hook_backward),
+            ("GradScaler", self._hook_scaling),
             ("DataLoader", self._hook_loaders),
             ("loader workers", self._hook_fetchers),
             ("torch.save", lambda: self._patch(torch, "save", lambda save: self._as_part("checkpoint", save))),
@@ -167,7 +169,7 @@ class Hooks:
                 ledger = self.ledger
                 if ledger is None or _get_ident() != ledger.thread:
                     return original(tensors, *args, **kwargs)
-                ledger.saw(_BEGIN_BACKWARD, _value_at_hand(tensors))
+                ledger.saw(_BEGIN_BACKWARD, self._loss_of(tensors))
                 computed: list[float] = []
                 handle = _watch_end(tensors, computed)
                 try:
@@ -181,6 +183,24 @@ class Hooks:
 
         self._patch(torch.autograd, "backward", wrapper)
         self._patch(torch.autograd, "grad", self._grad_wrapper)
+
+    def _hook_scaling(self) -> None:
+        """A scaled loss is not the script's loss: the scale alone may double it."""
+
+        def wrapper(original: Any) -> Any:
+            def scale(scaler: Any, outputs: Any) -> Any:
+                scaled = original(scaler, outputs)
+                if isinstance(scaled, torch.Tensor) and self._mine() is not None:
+                    self._scaled = weakref.ref(scaled), _value_at_hand(outputs)
+                return scaled
+
+            return scale
+
+        self._patch(torch.amp.GradScaler, "scale", wrapper)
+
+    def _loss_of(self, tensors: Any) -> float | None:
+        scaled, loss = self._scaled
+        return loss if scaled is not None and scaled() is tensors else _value_at_hand(tensors)
 
     def _grad_wrapper(self, original: Any) -> Any:
         """Gradients that are asked for: by the script, or by torch.func. Inside a module they are part of its call."""

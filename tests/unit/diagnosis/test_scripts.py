@@ -250,3 +250,32 @@ def test_validation_within_an_epoch_is_told_in_steps() -> None:
 
     assert f"steps instead of every {round(base.step.done / 20)}" in fix(20)
     assert "epochs" in fix(base.recipe.epochs)
+
+
+def test_memory_that_imports_filled_before_the_first_step_does_not_grow() -> None:
+    seconds = tuple(float(second) for second in range(24))
+    filled = tuple(1e8 + 30e6 * second for second in seconds)
+    late = tuple(step._replace(time_unix=20.0 + 0.02 * at) for at, step in enumerate(steps(own=0.02)[:150]))
+    told = explain_signals(replace(signals(seconds=seconds, resident_bytes=filled, steps=late), script=script()))
+    assert told.cause != "memory"
+
+
+def test_a_line_with_a_comprehension_is_one_place() -> None:
+    lines = (
+        HotLine("other", "/me/train.py", 35, "order", 39, "return [i for i in order]"),
+        HotLine("other", "/me/train.py", 34, "<genexpr>", 29, "order = sorted(weigh(i) for i in everything)"),
+        HotLine("other", "/me/train.py", 34, "order", 20, "order = sorted(weigh(i) for i in everything)"),
+    )
+    told = own_code(*lines)
+    assert "train.py:34" in told.title
+    assert sum("train.py:34" in each for each in told.evidence) == 1
+
+
+def test_on_a_host_that_was_busy_while_it_started_what_holds_back_a_longer_run_is_told() -> None:
+    slow = signals(steps=steps(own=0.03, wait=0.1), workers=0, rows=(HostRow(20.0, 1.0, 4.0, 2.0),))
+    wall = slow.time.wall_seconds + 60.0
+    parts = {**slow.time.parts, "startup": slow.time.part("startup") + 60.0}
+    time = replace(slow.time, wall_seconds=wall, parts=parts, core_wait={"startup": 55.0})
+    told = explain_signals(replace(slow, time=time, script=script())).verdict
+    assert "waits for cores that other processes have" in told
+    assert "A longer run is held back by something else: Batches are prepared in the training thread" in told

@@ -141,3 +141,18 @@ def test_a_thread_that_trains_is_waited_for_from_its_first_step_on(tmp_path: Pat
         thread.join()
     assert events(tmp_path, "step")[-1]["data_wait_seconds"] > 0
     assert len(events(tmp_path, "trained")) == 1
+
+
+def test_a_loss_that_a_grad_scaler_scales_is_told_as_the_scripts_own(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    losses = []
+    with recorded(tmp_path):
+        for _ in range(3):
+            loss = model(torch.ones(6, 4)).pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+    assert [each["loss"] for each in events(tmp_path, "step")] == losses
