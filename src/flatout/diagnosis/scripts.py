@@ -168,7 +168,9 @@ def _bursts(signals: Signals, script: ScriptSignals, finding: Finding) -> Findin
 def _epoch_start(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
     if signals.input.workers and script.loader.get("rebuilt"):
         call = loader_call(signals, script, signals.input.workers)
-        return replace(finding, fix=Fix(f"build it once, before the loop over epochs: {call}; a new one starts anew"))
+        return replace(
+            finding, fix=Fix(f"build it once, before the loop over epochs: {call}; a new one starts its workers anew")
+        )
     if signals.input.workers and not script.loader.get("persistent_workers"):
         return replace(
             finding, fix=Fix(f"keep the workers across epochs: {loader_call(signals, script, signals.input.workers)}")

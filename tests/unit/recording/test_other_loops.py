@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,9 +41,10 @@ def test_a_gradient_penalty_is_a_part_of_its_step(tmp_path: Path) -> None:
     with recorded(tmp_path):
         for x, _ in data():
             x.requires_grad_()
-            loss = model(x).pow(2).mean()
+            loss: Any = model(x).pow(2).mean()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-            (loss + slope.pow(2).mean()).backward()
+            penalised: Any = loss + slope.pow(2).mean()
+            penalised.backward()
             optimizer.step()
     told = events(tmp_path, "step")
     assert [(each["samples"], each["microbatches"]) for each in told] == [(4, 1)] * 4
@@ -107,10 +109,10 @@ def test_a_line_that_waits_comes_with_what_others_do_meanwhile() -> None:
 
 def test_the_loss_of_a_step_with_a_closure_is_the_one_where_it_begins(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.LBFGS(model.parameters(), 0.01, max_iter=4)
+    optimizer: Any = torch.optim.LBFGS(model.parameters(), 0.01, max_iter=4)
     first: list[float] = []
 
-    def closure() -> Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = model(torch.ones(6, 4)).pow(2).mean()
         loss.backward()
