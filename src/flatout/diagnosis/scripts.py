@@ -69,6 +69,8 @@ def _more_workers(signals: Signals) -> Finding | None:
 def _tell(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding | None:
     if finding.id == "diverged" and "grew" in finding.title and not script.loader:
         return None  # without data that comes again, what is minimised may be a reward, which is to grow
+    if finding.id == "startup-time" and not signals.step.done and not script.lines:
+        return None  # no process of it trained: when it had started is not known
     if finding.id in _WORDS:
         return _WORDS[finding.id](signals, script, finding)
     known = finding.id in _AS_THEY_ARE or finding.id.startswith("rule-")

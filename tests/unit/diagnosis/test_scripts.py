@@ -279,3 +279,12 @@ def test_on_a_host_that_was_busy_while_it_started_what_holds_back_a_longer_run_i
     told = explain_signals(replace(slow, time=time, script=script())).verdict
     assert "waits for cores that other processes have" in told
     assert "A longer run is held back by something else: Batches are prepared in the training thread" in told
+
+
+def test_a_command_that_never_trained_is_not_told_that_it_starts_slowly() -> None:
+    def told(**given: Any) -> list[str]:
+        never = replace(signals(steps=()), script=script(**given))
+        return [finding.id for finding in in_script_words(never, [found("startup-time", cause="startup")])]
+
+    assert told(lines=()) == []
+    assert told() == ["startup-time"]
