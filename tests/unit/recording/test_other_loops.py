@@ -43,8 +43,8 @@ def test_a_gradient_penalty_is_a_part_of_its_step(tmp_path: Path) -> None:
             x.requires_grad_()
             loss: Any = model(x).pow(2).mean()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-            penalised: Any = loss + slope.pow(2).mean()
-            penalised.backward()
+            penalised = loss + slope.pow(2).mean()
+            penalised.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     told = events(tmp_path, "step")
     assert [(each["samples"], each["microbatches"]) for each in told] == [(4, 1)] * 4
