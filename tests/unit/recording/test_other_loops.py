@@ -44,7 +44,7 @@ def test_a_gradient_penalty_is_a_part_of_its_step(tmp_path: Path) -> None:
             loss: Any = model(x).pow(2).mean()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
             penalised = loss + slope.pow(2).mean()
-            penalised.backward()  # type: ignore[no-untyped-call]
+            penalised.backward()
             optimizer.step()
     told = events(tmp_path, "step")
     assert [(each["samples"], each["microbatches"]) for each in told] == [(4, 1)] * 4
@@ -60,7 +60,7 @@ def test_a_loader_that_is_built_anew_for_every_pass_is_told_from_one_that_is_kep
         with recorded(tmp_path / name):
             for loader in loaders:
                 for x, y in loader:
-                    nn.functional.cross_entropy(model(x), y).backward()
+                    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
         return [each["rebuilt"] for each in events(tmp_path / name, "loader")]
 
