@@ -147,6 +147,20 @@ INVENTED = (
     Scenario("a sample that cannot be read", "--bad-sample 100", "unexplained", "cannot identify image file"),
     Scenario("an iterator for every batch", "--iterate-anew", "epoch-start", "iter(loader)", "INPUT_BOUND"),
     Scenario("hangs", "--hang-after 30", "unexplained", "train_script.py", ended_after=25.0),
+    Scenario("batches from a thread", "--thread-sleep 0.08 --no-loader", "data-workers", "which runs meanwhile"),
+    Scenario(
+        "a loader for every epoch",
+        "--rebuild --persistent --worker-start 0.6 --epoch-batches 20",
+        "epoch-start",
+        "build it once",
+    ),
+    Scenario(
+        "validation every 5 steps",
+        "--validate 10 --validate-steps 5 --persistent",
+        "validation",
+        "steps instead of every",
+    ),
+    Scenario("healthy, scaled loss", "--scaler --persistent", "compute", "", "COMPUTE_BOUND|BALANCED|NORMAL"),
 )
 
 

@@ -10,6 +10,8 @@ import copy
 import gc
 import os
 import pickle
+import queue
+import threading
 import time
 
 import torch
@@ -49,6 +51,8 @@ for option, default in {
     "bad-sample": -1,
     "hang-after": 0,
     "copies": 0,
+    "thread-sleep": 0.0,
+    "validate-steps": 0,
 }.items():
     parser.add_argument(f"--{option}", type=type(default), default=default)
 parser.add_argument("--jpegs", default="")
@@ -61,6 +65,8 @@ for flag in (
     "fused",
     "eval-with-grad",
     "anomaly",
+    "rebuild",
+    "scaler",
     "traceml",
 ):
     parser.add_argument(f"--{flag}", action="store_true")
@@ -164,7 +170,26 @@ def random_batches():
         yield torch.rand(options.batch, options.width), torch.zeros(options.batch, dtype=torch.long)
 
 
+def put_batches(ahead):
+    for batch in random_batches():
+        time.sleep(options.thread_sleep)
+        ahead.put(batch)
+    ahead.put(None)
+
+
+def batches_of_a_thread():
+    ahead = queue.Queue(2)
+    threading.Thread(target=put_batches, args=(ahead,), daemon=True).start()
+    while True:
+        batch = ahead.get()
+        if batch is None:
+            return
+        yield batch
+
+
 def batches_of(train):
+    if options.thread_sleep:
+        return batches_of_a_thread()
     if options.no_loader:
         return random_batches()
     return (next(iter(train)) for _ in range(options.epoch_batches)) if options.iterate_anew else train
@@ -239,10 +264,13 @@ def main():
         model = nn.parallel.DistributedDataParallel(model)
     parameters = list(model.parameters())
     optimizers = [torch.optim.Adam(parameters, 1e-3, fused=options.fused or None) for _ in range(options.optimizers)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=20, enabled=options.scaler)
     train = make_loader()
     held_out = DataLoader(Samples(options.batch * max(1, options.validate)), options.batch)
     kept, steps, epoch, over, began = [], 0, 0, False, time.perf_counter()
     while not over:
+        if options.rebuild:
+            train = make_loader()
         for number, (x, y) in enumerate(batches_of(train)):
             with step_of(model):
                 if options.batch_spin:
@@ -252,19 +280,22 @@ def main():
                 loss = nn.functional.cross_entropy(model(x), y)
                 if options.nan_after and steps > options.nan_after:
                     loss = loss * float("nan")
-                loss.backward()
+                scaler.scale(loss).backward()
                 if options.clip_by_hand:
                     clip_by_hand(parameters)
                 if (number + 1) % options.accumulate == 0:
                     for optimizer in optimizers:
-                        optimizer.step()
+                        scaler.step(optimizer)
+                    scaler.update()
                     for optimizer in optimizers:
                         optimizer.zero_grad()
                     steps += 1
                 after_step(model, loss, steps, epoch, number, kept)
+                if options.validate_steps and steps % options.validate_steps == 0:
+                    validate(model, held_out)
             if over := time_is_up(began, world, steps):
                 break
-        if options.validate:
+        if options.validate and not options.validate_steps:
             validate(model, held_out)
         epoch += 1
         time.sleep(options.idle)

@@ -172,3 +172,36 @@ def test_a_script_that_waits_for_an_image_folder_hears_what_our_loader_gives_of_
     assert "times as many" in next(each for each in told.findings if each.cause == "data-workers").evidence[-1]
     healthy = replace(explain(run), cause="compute")
     assert with_drop_in(run, healthy) is healthy
+
+
+FORKED = """
+import multiprocessing, sys
+import torch
+from torch import nn
+
+def train(fails):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(40):
+        model(torch.ones(6, 4)).mean().backward()
+        optimizer.step()
+    if fails:
+        raise ValueError("a bad label")
+
+child = multiprocessing.get_context("fork").Process(target=train, args=(sys.argv[1] == "fails",))
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
+
+
+def test_a_child_that_trains_is_told_to_its_end_and_with_its_error(tmp_path: Path) -> None:
+    """multiprocessing ends its children without atexit."""
+    (tmp_path / "train.py").write_text(FORKED)
+    assert record(tmp_path, sys.executable, "train.py", "works").returncode == 0
+    run = read_run(tmp_path / "run")
+    assert (run.status, len(run.steps)) == ("completed", 40)
+    assert record(tmp_path, sys.executable, "train.py", "fails", run="failed").returncode == 1
+    failed = read_run(tmp_path / "failed")
+    assert (failed.status, len(failed.steps)) == ("failed", 40)
+    assert failed.summary["cause"].startswith("ValueError: a bad label (")

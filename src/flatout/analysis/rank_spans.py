@@ -43,6 +43,7 @@ class RankSpans:
     core_wait: dict[str, float]
     """Seconds of every part, over all attempts, for which the main thread was ready and had no core."""
     checkpoints: int
+    validations: int
     loads: tuple[BatchLoad, ...]
     workers: int
     """Loader workers that did any work."""
@@ -52,7 +53,7 @@ def read_rank_spans(path: Path) -> RankSpans:
     """Nothing of a file that is not there."""
     parts: dict[str, float] = {}
     core_wait: dict[str, float] = {}
-    checkpoints = 0
+    checkpoints = validations = 0
     workers: set[str] = set()
     loads: dict[int, dict[str, float]] = {}
     attempt: dict[int, dict[str, float]] = {}
@@ -64,6 +65,7 @@ def read_rank_spans(path: Path) -> RankSpans:
             parts[row.name] = parts.get(row.name, 0.0) + row.own
             core_wait[row.name] = core_wait.get(row.name, 0.0) + row.core_wait
             checkpoints += row.spans if row.name == "checkpoint" else 0
+            validations += row.spans if row.name == "validation" else 0
         elif row.value is not None:
             continue  # a reading, such as the depth of a queue
         elif row.lane == CORE_WAIT:
@@ -74,7 +76,7 @@ def read_rank_spans(path: Path) -> RankSpans:
     loads.update(attempt)
     names = (*_STAGES, _WAITED)
     batches = (BatchLoad(step, *(stages.get(name, 0.0) for name in names)) for step, stages in sorted(loads.items()))
-    return RankSpans(parts, core_wait, checkpoints, tuple(batches), len(workers))
+    return RankSpans(parts, core_wait, checkpoints, validations, tuple(batches), len(workers))
 
 
 def _add_stage(loads: dict[int, dict[str, float]], row: SpanRow, name: str) -> None:

@@ -86,6 +86,7 @@ def _time(run: Run, epochs: Sequence[Epoch], spans: RankSpans) -> TimeSignals:
         core_wait=spans.core_wait,
         startup_parts=time.get("startup_parts") or {},
         validations=sum(epoch.val_loss is not None for epoch in epochs),
+        validation_spans=spans.validations,
         checkpoints=spans.checkpoints,
         checkpoint_bytes=_checkpoint_bytes(section(run.summary, "checkpoint")),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from flatout.diagnosis.finding import Finding, Fix, percent, saving
 from flatout.diagnosis.model.interval import Interval
-from flatout.diagnosis.script_signals import HotLine, ScriptSignals
+from flatout.diagnosis.script_signals import OWN_PARTS, HotLine, ScriptSignals
 from flatout.diagnosis.signals import Signals
 from flatout.units import format_seconds
 
@@ -13,6 +15,9 @@ _LARGE_SHARE, _LEAST_SECONDS = 0.10, 0.001  # below, it is what a loop in Python
 _READS_BACK = (".item()", ".cpu()", ".tolist()", ".numpy()", "synchronize(", "float(loss", "float(total")
 _WRITES = ("print(", ".write(", "log(", "logger.", "logging.", "add_scalar", "tqdm", ".flush(")
 _SAVES = ("pickle.dump(", "save_pretrained(", "save_file(", "np.save", "numpy.save", "joblib.dump(", "save_model(")
+_SAVING = re.compile(r"(^|_)(save|checkpoint|upload|backup)(_|$)")  # functions of the script, by their names
+_LOGGING = re.compile(r"^_?(log|emit|report|track)(_(metric|dict|scalar|step|loss|losses|value|row|event)s?)?$")
+_TAKES = re.compile(r"^(for|while|return|yield|with)\b|[^=!<>]=[^=]|:=")  # a line that is given something
 _DEBUGGING = {
     "detect_anomaly": (
         "torch.autograd.set_detect_anomaly(True) is on: every operation keeps a Python traceback",
@@ -49,38 +54,55 @@ def your_code(signals: Signals, script: ScriptSignals) -> Finding | None:
         return None
     if seconds / signals.step.done < (_LEAST_SECONDS if seconds / stepping > _LARGE_SHARE else _OWN_SECONDS):
         return None
-    own_lines = [each for each in script.lines if each.part == "other"]
+    own_lines = script.own_lines()
     line = own_lines[0] if own_lines else None
     named = ""
     if line is not None:
-        share = script.share(line, "other")
+        share = script.share(line, *OWN_PARTS)
         named = f", {percent(share)} of that in {line.shown}"
-    saves = line is not None and any(word in line.text for word in _SAVES)
     return saving(
         signals,
         "your-code",
-        "checkpoint" if saves else "host",
+        _cause(line),
         f"The script's own code between loader, model and optimizer takes {percent(seconds / stepping)} of the run"
         f"{named}",
         (
             f"{format_seconds(seconds / signals.step.done)} a step, {format_seconds(seconds)} in all",
-            *(f"{percent(script.share(each, 'other'))} {each.shown}" for each in own_lines[:3]),
+            *(f"{percent(script.share(each, *OWN_PARTS))} {each.shown}" for each in own_lines[:3]),
         ),
-        Fix(_advice(line)),
+        Fix(_advice(line, script.hottest("beside"))),
         Interval(seconds * 0.8, seconds * 0.4, seconds),
     )
 
 
-def _advice(line: HotLine | None) -> str:
+def _cause(line: HotLine | None) -> str:
+    if line is None:
+        return "host"
+    if _saves(line):
+        return "checkpoint"
+    return "data-workers" if line.part == "other_waits" and _TAKES.search(line.text) else "host"
+
+
+def _saves(line: HotLine) -> bool:
+    return any(word in line.text for word in _SAVES) or bool(_SAVING.search(line.function))
+
+
+def _advice(line: HotLine | None, beside: HotLine | None) -> str:
     text = "" if line is None else line.text
+    if line is not None and line.part == "other_waits":
+        cheaper = "what they do" if beside is None else f"{beside.shown}, which runs meanwhile,"
+        todo = "do not wait at every step"
+        if _TAKES.search(text):
+            todo = "have more of them at work, or ask for the next batch before this one is used"
+        return f"it waits for other threads or processes: {todo}, or make {cheaper} cheaper"
     if any(word in text for word in _READS_BACK):
         return "it waits for the device: keep the value as a tensor and read it every 50 steps"
-    if any(word in text for word in _SAVES):
+    if line is not None and _saves(line):
         return "save more rarely, or in another thread from a copy"
+    if any(word in text for word in _WRITES) or (line is not None and _LOGGING.search(line.function)):
+        return "log every 50th step, or from another thread"
     if "sleep(" in text:
         return "take the wait out"
-    if any(word in text for word in _WRITES):
-        return "log every 50th step, or from another thread"
     return "do it less often, on the whole batch at once, or in the dataset, where workers do it beside the step"
 
 

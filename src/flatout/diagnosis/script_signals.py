@@ -9,13 +9,17 @@ from typing import Any
 
 from flatout.untrusted import number
 
+OWN_PARTS = ("other", "other_waits")
+"""Of lines: the script's own code between loader, model and optimizer."""
+
 
 @dataclass(frozen=True)
 class HotLine:
     """A line of the script, and how often it was the innermost one of it."""
 
     part: str
-    """Of the ledger; other_torch where torch's own Python ran inside a line of `other`; loading in a worker."""
+    """Of the ledger; other_torch where torch's own Python ran inside a line of `other`, other_waits where that waited
+    for another thread or process, beside for what other threads did meanwhile; loading in a worker."""
     file: str
     line: int
     function: str
@@ -47,6 +51,11 @@ class ScriptSignals:
     def hottest(self, *parts: str) -> HotLine | None:
         return next((line for line in self.lines if line.part in parts), None)
 
+    def own_lines(self) -> list[HotLine]:
+        """Each place once, though a comprehension in it is a function of its own; most first."""
+        places = {(each.file, each.line): each for each in reversed(self.lines) if each.part in OWN_PARTS}
+        return sorted(places.values(), key=lambda each: -self.share(each, *OWN_PARTS))
+
     def share(self, line: HotLine, *parts: str) -> float:
         """Of the samples in `parts`."""
         total = sum(each.samples for each in self.lines if each.part in parts)
@@ -61,7 +70,7 @@ class ScriptSignals:
     def own_share(self) -> float:
         """Of `other`: what the script does itself, and not torch's functions inside one of its lines."""
         own, torch = (
-            sum(each.samples for each in self.lines if each.part == part) for part in ("other", "other_torch")
+            sum(each.samples for each in self.lines if each.part in parts) for parts in (OWN_PARTS, ("other_torch",))
         )
         return own / (own + torch) if own + torch else 1.0
 

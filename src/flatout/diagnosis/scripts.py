@@ -69,10 +69,13 @@ def _more_workers(signals: Signals) -> Finding | None:
 def _tell(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding | None:
     if finding.id == "diverged" and "grew" in finding.title and not script.loader:
         return None  # without data that comes again, what is minimised may be a reward, which is to grow
+    if finding.id == "startup-time" and not signals.step.done and not script.lines:
+        return None  # no process of it trained: when it had started is not known
     if finding.id in _WORDS:
         return _WORDS[finding.id](signals, script, finding)
     known = finding.id in _AS_THEY_ARE or finding.id.startswith("rule-")
     text = finding.fix.text.replace("train.lr", "the learning rate").replace("train.clip_norm", "clip_grad_norm_")
+    text = text.replace(" (flatout lr-find suggests one)", "")  # which takes a recipe
     return replace(finding, fix=Fix(text)) if known else None
 
 
@@ -95,6 +98,14 @@ def loader_call(signals: Signals, script: ScriptSignals, workers: int, prefetch:
     return f"DataLoader({', '.join(arguments)})"
 
 
+def _of_a_stream(script: ScriptSignals, workers: int) -> str:
+    """Each worker iterates over a copy of an IterableDataset."""
+    if not script.loader.get("iterable") or workers < 2:
+        return ""
+    parts = "its IterableDataset must give each worker its part (torch.utils.data.get_worker_info())"
+    return f"; {parts}, or all of it comes {workers} times"
+
+
 def _workers_wanted(signals: Signals) -> int:
     seconds = signals.load.seconds if signals.load else signals.step.wait_seconds
     needed = max(signals.input.workers + 1, workers_needed(seconds, signals.step.own_seconds))
@@ -112,7 +123,7 @@ def _with_line(finding: Finding, line: HotLine | None, what: str = "most of it i
 def _no_workers(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
     workers = _workers_wanted(signals)
     title = finding.title.replace("data.workers = 0", "num_workers=0")
-    fix = Fix(f"{loader_call(signals, script, workers)} prepares them beside the step")
+    fix = Fix(f"{loader_call(signals, script, workers)} prepares them beside the step{_of_a_stream(script, workers)}")
     return _with_line(replace(finding, title=title, fix=fix), _loading_line(script))
 
 
@@ -157,6 +168,11 @@ def _bursts(signals: Signals, script: ScriptSignals, finding: Finding) -> Findin
 
 
 def _epoch_start(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
+    if signals.input.workers and script.loader.get("rebuilt"):
+        call = loader_call(signals, script, signals.input.workers)
+        return replace(
+            finding, fix=Fix(f"build it once, before the loop over epochs: {call}; a new one starts its workers anew")
+        )
     if signals.input.workers and not script.loader.get("persistent_workers"):
         return replace(
             finding, fix=Fix(f"keep the workers across epochs: {loader_call(signals, script, signals.input.workers)}")
@@ -180,11 +196,15 @@ def _startup(signals: Signals, script: ScriptSignals, finding: Finding) -> Findi
 def _validation(signals: Signals, script: ScriptSignals, finding: Finding) -> Finding:
     seconds = signals.time.part("validation")
     rarer = max(2, round(seconds / max(1e-9, signals.time.after_start_seconds) / 0.05))
+    count, epochs = max(1, signals.time.validation_spans), signals.recipe.epochs
     title = finding.title.replace("Validation takes", "Validation (passes without gradients) takes")
-    fix = Fix(f"validate every {rarer} epochs, on fewer samples, or in larger batches")
-    evidence = (
-        f"{format_seconds(seconds)} in all, {format_seconds(seconds / max(1, signals.recipe.epochs))} an epoch",
-    )
+    often = f"every {rarer} epochs"
+    evidence = (f"{format_seconds(seconds)} in all, {format_seconds(seconds / max(1, epochs))} an epoch",)
+    if count > 1.5 * epochs:  # within epochs
+        every = max(1, round(signals.step.done / count))
+        often = f"every {every * rarer} steps instead of every {every}"
+        evidence = (f"{count} times, {format_seconds(seconds / count)} each",)
+    fix = Fix(f"validate {often}, on fewer samples, or in larger batches")
     most = signals.net("validation")  # the rule asks a recipe how often it validates
     saved = Interval(most * (1 - 1 / rarer), most * 0.4, most)
     told = saving(signals, finding.id, "validation", title, evidence, fix, saved)

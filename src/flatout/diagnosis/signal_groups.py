@@ -29,6 +29,9 @@ class TimeSignals:
     startup_parts: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the last attempt's start by name, the wait for the first batch among them."""
     validations: int = 0
+    """That gave a figure."""
+    validation_spans: int = 0
+    """Stretches of the main thread that validated, each in one go."""
     checkpoints: int = 0
     checkpoint_bytes: float | None = None
     """Of one of them, on average."""

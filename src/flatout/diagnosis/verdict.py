@@ -119,8 +119,8 @@ def _sentence(finding: Finding, findings: Sequence[Finding], signals: Signals) -
     waited = signals.time.share(signals.contention.outside())
     if finding.id != "busy-host" and waited >= WORTH_A_VERDICT and (who := who_has_the_cores(signals)):
         text += f". Besides, {percent(waited)} of the run waits for cores that {who[0][0]}"
-    later = _recurring(findings, signals) if finding.cause == "startup" else None
-    if later is not None:
+    later = _recurring(findings, signals) if finding.cause == "startup" or finding.id == "busy-host" else None
+    if later is not None and later is not finding:
         text += f". A longer run is held back by something else: {later.title}"
     return text + "."
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ class Recording:
         self.ledger = self._new_ledger(time.perf_counter())
         self._pid = os.getpid()
 
+    def finish_forked(self) -> None:
+        """In a child of multiprocessing, which ends without atexit: what it trained is told before that."""
+
+        def finish() -> None:
+            if self.ledger.events.rank is not None:
+                self.finish()
+
+        util.Finalize(None, finish, exitpriority=-10)  # after its queues and its own children
+
     def finish(self, ended: dict[str, Any] | None = None) -> None:
         """When the process ends by itself, or the block that is recorded."""
         with suppress(Exception):
@@ -140,6 +150,7 @@ def activate(run: str, import_seconds: float) -> None:
     recording.ledger.thread = threading.main_thread().ident or threading.get_ident()
     recording.start()
     os.register_at_fork(after_in_child=recording.after_fork)
+    util.register_after_fork(recording, Recording.finish_forked)
     atexit.register(recording.finish)
 
 
@@ -202,9 +213,9 @@ def killed_rank(error: BaseException) -> str | None:
 
 
 def how_it_ended() -> dict[str, Any]:
-    """Python keeps the exception that ended the script for debuggers."""
-    error = getattr(sys, "last_value", None)
-    if error is None:
+    """Python keeps the exception that ended the script for debuggers; in a child of multiprocessing it is raised."""
+    error = getattr(sys, "last_value", None) or sys.exception()
+    if error is None or isinstance(error, SystemExit):
         return {"cause": None}
     place, trace = "", getattr(error, "__traceback__", None)
     while trace is not None:

@@ -109,7 +109,10 @@ class Collector:
         if 0 in self.ranks and self.ranks[0].end is not None:
             return {}
         folder = self._directory.root / FOLDER
+        over = {f"{pid}.now" for pid, told in self._others.items() if told.end is not None}
         for path in [folder / "rank0.now", *sorted(folder.glob("*.now"))]:
+            if path.name in over:
+                continue
             with suppress(OSError, ValueError):
                 found = json.loads(path.read_text())
                 if isinstance(found, dict):
@@ -118,7 +121,7 @@ class Collector:
 
     @property
     def steps(self) -> int:
-        return self._totals.steps
+        return self._totals.steps + (len(self.ranks[0].waiting) if 0 in self.ranks else 0)
 
     @staticmethod
     def _labelled(word: str, told: Mapping[int, RankTold]) -> list[tuple[str, RankTold]]:

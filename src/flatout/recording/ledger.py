@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.recording.fetching import BatchTimes, split_stages
-from flatout.recording.loaders import LoaderUse, batch_size, loader_facts
+from flatout.recording.loaders import LoaderUse, use_of
 from flatout.recording.steps import StepBook
 from flatout.recording.telling import Telling
 from flatout.timeline.recorder import LOOK_SECONDS, Recorder
@@ -56,8 +56,9 @@ class ScriptLedger:
         self._validated = 0.0  # when the last event of a validation was over
         self._in_validation = False
         self._unsettled = True  # the start, or a validation, is open: the next hook of training ends it
-        self._optimizer_seen = False
+        self._optimizer_seen = self._in_optimizer = False
         self._by_hand = False  # the script changes its weights itself: a step is a backward pass
+        self._backward_seen = False  # of loss.backward(): gradients that are asked for beside it are parts of its step
         self._call_samples = 0
         self._parts: list[bool] = []  # that are open: whether each is a span of its own
         self._told_totals = 0.0
@@ -137,14 +138,8 @@ class ScriptLedger:
             return None
 
     def _loader_use(self, loader: Any) -> LoaderUse:
-        key = (id(getattr(loader, "dataset", None)), batch_size(loader))
-        if key not in self.loaders:
-            self.loaders[key] = LoaderUse(len(self.loaders), {})
-        use = self.loaders[key]
-        use.begin_pass()
-        facts = loader_facts(loader)
-        if facts != use.facts:
-            use.facts = facts
+        use = use_of(self.loaders, loader)
+        if use.begin_pass_of(loader):
             self._tell_loader(use)
         return use
 
@@ -208,12 +203,15 @@ class ScriptLedger:
         else:
             self.recorder.end_inner(at)
 
-    def begin_backward(self, at: float, loss: float | None) -> None:
+    def begin_backward(self, at: float, loss: float | None, asked: bool = False) -> None:
+        """`asked`: by torch.autograd.grad or torch.func, which is what a step is where nothing else is one."""
         self._begin_work("backward", at)
+        self._backward_seen = self._backward_seen or not asked
+        if asked and (self._backward_seen or self._optimizer_seen):
+            return
         work, use = self.book.work, self._fed_by
         work.backwards += 1
-        if loss is not None:
-            work.loss = loss if work.loss is None else work.loss + loss
+        work.add_loss(loss, again=self._in_optimizer)
         for each in self.loaders.values():
             if each.may_train(each is use):
                 self._train_on(each)
@@ -233,12 +231,12 @@ class ScriptLedger:
             use.trained = self.loader_trains = True
             self.events.tell("trained", use.number)
 
-    def end_backward(self, at: float, computed: float | None, count_steps: bool) -> None:
+    def end_backward(self, at: float, computed: float | None, count_steps: bool, asked: bool = False) -> None:
         """`computed` is when the gradients were done, where others were waited for after."""
         if computed is not None and self.recorder.depth > 1 and computed > self.recorder.since:
             self.recorder.switch("communication", computed)
         self.recorder.end_inner(at)
-        if count_steps and not self._optimizer_seen:
+        if count_steps and not self._optimizer_seen and not (asked and self._backward_seen):
             self._by_hand = self._by_hand or self.book.work.backwards >= _BACKWARDS_BY_HAND
             if self._by_hand:
                 self._count_step(at, 0, None)
@@ -253,9 +251,11 @@ class ScriptLedger:
         if self.recorder.current == "optimizer":
             self.recorder.end_inner(at)  # of a step that raised: its end was never told
         self._begin("optimizer", at)
+        self._in_optimizer = True
 
     def end_optimizer(self, at: float, optimizer: int, learning_rate: float | None, counts: bool) -> None:
         """A step of the optimizer with this id; `counts`: it is one of the run."""
+        self._in_optimizer = False
         self.recorder.end_inner(at)
         if not counts:
             return

@@ -19,8 +19,20 @@ _OURS = __file__.rsplit("/", 2)[0]
 _MOST_LINES = 40
 _COMPUTES = tuple(
     os.sep.join(("", "torch", *place))
-    for place in (("nn", "functional.py"), ("nn", "modules", ""), ("optim", ""), ("functional.py",), ("autograd", ""))
+    for place in (
+        ("nn", "functional.py"),
+        ("nn", "modules", ""),
+        ("optim", ""),
+        ("functional.py",),
+        ("autograd", ""),
+        ("_functorch", ""),
+    )
 )
+_WAITS = tuple(
+    os.path.join(sysconfig.get_paths()["stdlib"], *place)
+    for place in (("threading.py",), ("queue.py",), ("multiprocessing", ""), ("concurrent", ""), ("selectors.py",))
+)
+"""Where a thread is that waits for another one, or for a process."""
 
 
 def is_script(filename: str) -> bool:
@@ -77,15 +89,24 @@ class LineSampler:
 
     def _sample(self) -> None:
         """A line of the script that is inside a function of torch that computes (a loss, zero_grad) is counted apart
-        from what the script does itself."""
-        frame = sys._current_frames().get(self.thread)
+        from what the script does itself; so is one that waits for others, with what those do meanwhile (beside)."""
+        frames = sys._current_frames()
+        frame = frames.pop(self.thread, None)
         found = self._script_frame(frame)
         if found is not None and frame is not None:
-            code, line, part = found.f_code, found.f_lineno, self._part()
-            if part == "other" and any(place in frame.f_code.co_filename for place in _COMPUTES):
+            part, innermost = self._part(), frame.f_code.co_filename
+            if part == "other" and any(place in innermost for place in _COMPUTES):
                 part = "other_torch"
-            self._counts[part, code.co_filename, line, code.co_name] += 1
-            self.where = f"{code.co_filename}:{line}"
+            elif part == "other" and innermost.startswith(_WAITS):
+                part = "other_waits"
+                for each in map(self._script_frame, frames.values()):
+                    self._count("beside", each)
+            self._count(part, found)
+            self.where = f"{found.f_code.co_filename}:{found.f_lineno}"
+
+    def _count(self, part: str, frame: FrameType | None) -> None:
+        if frame is not None:
+            self._counts[part, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name] += 1
 
     def _script_frame(self, frame: FrameType | None) -> FrameType | None:
         while frame is not None:
@@ -93,7 +114,7 @@ class LineSampler:
             known = self._is_script.get(name)
             if known is None:
                 known = self._is_script[name] = is_script(name)
-            if known:
+            if known and frame.f_lineno:  # 0 is where generated code begins (a dataclass of a library)
                 return frame
             frame = frame.f_back
         return None

@@ -1,8 +1,12 @@
 """What is known of one DataLoader of the script: does it feed training, which epoch is it in, whose batch was whose."""
 
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import IterableDataset
 
 
 @dataclass
@@ -30,6 +34,9 @@ class LoaderUse:
     """For each batch, the step that it was fetched for."""
     assigned: int = 0
     """Batches whose preparation is written down."""
+    built: int = 0
+    """DataLoader objects that were seen."""
+    _known: "WeakSet[Any]" = field(default_factory=WeakSet)
 
     def feeds_validation(self, grad_enabled: bool) -> bool:
         """Asked for when a batch is."""
@@ -43,6 +50,16 @@ class LoaderUse:
         """Samples of what a step used beside: all that wait at its end but the one that was taken ahead."""
         taken, self.waiting = self.waiting[:-1], self.waiting[-1:]
         return sum(taken) if self.trained else 0
+
+    def begin_pass_of(self, loader: Any) -> bool:
+        """Whether its facts are others than before."""
+        with suppress(Exception):  # a class of the script's own may not be hashed
+            self.built += loader not in self._known
+            self._known.add(loader)
+        self.begin_pass()
+        facts = {**loader_facts(loader), "rebuilt": self.built > 1 and 2 * self.built > self.epoch + 1}
+        changed, self.facts = facts != self.facts, facts
+        return changed
 
     def begin_pass(self) -> None:
         self.epoch, self.batch_index = self.epoch + 1, -1
@@ -72,6 +89,13 @@ class LoaderUse:
         return self.steps[self.assigned - 1]
 
 
+def use_of(loaders: "dict[tuple[int, int | None], LoaderUse]", loader: Any) -> LoaderUse:
+    key = (id(getattr(loader, "dataset", None)), batch_size(loader))
+    if key not in loaders:
+        loaders[key] = LoaderUse(len(loaders), {})
+    return loaders[key]
+
+
 def loader_facts(loader: Any) -> dict[str, Any]:
     """What a fix would change, and what the data is. Never raises."""
     dataset = getattr(loader, "dataset", None)
@@ -87,6 +111,7 @@ def loader_facts(loader: Any) -> dict[str, Any]:
         "samples": _length(dataset),
         "root": str(root) if isinstance(root, str) or hasattr(root, "__fspath__") else None,
         "image_folder": _is_image_folder(dataset),
+        "iterable": isinstance(dataset, IterableDataset),
     }
 
 

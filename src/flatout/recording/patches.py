@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -65,6 +66,7 @@ class Hooks:
         self._modules = 0  # that were imported when decoders were looked for
         self._diary: WorkerDiary | None = None
         self._diary_pid = 0
+        self._scaled: tuple[Callable[[], Any] | None, float | None] = (None, None)
 
     def install(self) -> None:
         """What cannot be hooked is said in the run; the rest is."""
@@ -72,6 +74,7 @@ class Hooks:
             ("optimizer steps", self._hook_optimizers),
             ("modules", self._hook_modules),
             ("backward", self._hook_backward),
+            ("GradScaler", self._hook_scaling),
             ("DataLoader", self._hook_loaders),
             ("loader workers", self._hook_fetchers),
             ("torch.save", lambda: self._patch(torch, "save", lambda save: self._as_part("checkpoint", save))),
@@ -166,7 +169,7 @@ class Hooks:
                 ledger = self.ledger
                 if ledger is None or _get_ident() != ledger.thread:
                     return original(tensors, *args, **kwargs)
-                ledger.saw(_BEGIN_BACKWARD, _value_at_hand(tensors))
+                ledger.saw(_BEGIN_BACKWARD, self._loss_of(tensors))
                 computed: list[float] = []
                 handle = _watch_end(tensors, computed)
                 try:
@@ -179,6 +182,42 @@ class Hooks:
             return backward
 
         self._patch(torch.autograd, "backward", wrapper)
+        self._patch(torch.autograd, "grad", self._grad_wrapper)
+
+    def _hook_scaling(self) -> None:
+        """A scaled loss is not the script's loss: the scale alone may double it."""
+
+        def wrapper(original: Any) -> Any:
+            def scale(scaler: Any, outputs: Any) -> Any:
+                scaled = original(scaler, outputs)
+                if isinstance(scaled, torch.Tensor) and self._mine() is not None:
+                    self._scaled = weakref.ref(scaled), _value_at_hand(outputs)
+                return scaled
+
+            return scale
+
+        self._patch(torch.amp.GradScaler, "scale", wrapper)
+
+    def _loss_of(self, tensors: Any) -> float | None:
+        scaled, loss = self._scaled
+        return loss if scaled is not None and scaled() is tensors else _value_at_hand(tensors)
+
+    def _grad_wrapper(self, original: Any) -> Any:
+        """Gradients that are asked for: by the script, or by torch.func. Inside a module they are part of its call."""
+
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            ledger = self._mine()
+            if ledger is None or ledger.inside:
+                return original(*args, **kwargs)
+            ledger.saw(_BEGIN_BACKWARD, None, True)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                ledger.saw(_END_BACKWARD, None, self.count_steps, True)
+
+        return grad
 
     # ---- loaders
 
@@ -192,7 +231,11 @@ class Hooks:
             ledger = self._mine()
             use = None if ledger is None else ledger.loader_use(loader)
             if ledger is None or use is None:
-                return original(loader)
+                found = original(loader)
+                with suppress(AttributeError, TypeError):  # whose thread will train, its first step tells
+                    # one with persistent workers holds its iterator, which must not hold it in turn
+                    found._flatout_loader = weakref.ref(loader) if loader.persistent_workers else lambda: loader
+                return found
             ledger.saw(_BEGIN_FETCH, use, _is_grad_enabled())
             with _ToldToWorkers(f"{os.getpid()}-{use.number}"):
                 try:
@@ -210,7 +253,7 @@ class Hooks:
             ledger = self.ledger
             if ledger is None or _get_ident() != ledger.thread:
                 return original(iterator)
-            use = getattr(iterator, "_flatout_use", None)
+            use = getattr(iterator, "_flatout_use", None) or _use_of_iterator(ledger, iterator)
             if use is None:
                 return original(iterator)
             ledger.saw(_BEGIN_FETCH, use, _is_grad_enabled())
@@ -306,6 +349,15 @@ class Hooks:
                 ledger.saw(ScriptLedger.end_part, part)
 
         return call
+
+
+def _use_of_iterator(ledger: ScriptLedger, iterator: Any) -> Any:
+    """Of one that was made before its thread was known to train."""
+    loader = getattr(iterator, "_flatout_loader", lambda: None)()
+    use = None if loader is None else ledger.loader_use(loader)
+    with suppress(AttributeError):
+        iterator._flatout_use, iterator._flatout_loader = use, lambda: None
+    return use
 
 
 class _ToldToWorkers:

@@ -16,6 +16,13 @@ class StepWork:
     """What the step's gradient is the gradient of: the sum over its backward passes, of which who accumulates divides
     each. None where no value was at hand."""
     backwards: int = 0
+    supposed: bool = False
+    """No batch was fetched for it: `samples` are those of the step before."""
+
+    def add_loss(self, loss: float | None, again: bool) -> None:
+        """`again`: of a closure that the optimizer calls at several points; the first is where the step begins."""
+        if loss is not None and not (again and self.loss is not None):
+            self.loss = loss if self.loss is None else self.loss + loss
 
 
 @dataclass(slots=True)
@@ -68,6 +75,8 @@ class StepBook:
             pending.end = now
             _add(pending.work, work)
             return None
+        if pending is not None and work.backwards and not work.samples:  # a batch that the script kept
+            work.samples, work.supposed = pending.work.samples, True
         start = pending.end if pending is not None else self.start if self.start is not None else now
         self._pending = RecordedStep(start, now, epoch, batch_index, learning_rate, work)
         self._stepped = {optimizer}
@@ -81,6 +90,8 @@ class StepBook:
 
 
 def _add(total: StepWork, more: StepWork) -> None:
+    if total.supposed and more.samples:
+        total.samples, total.supposed = 0, False
     total.samples += more.samples
     total.fetches += more.fetches
     total.wait_seconds += more.wait_seconds

@@ -70,7 +70,15 @@ class RankTold:
         """The first that a backward pass followed, or else the first; empty where the script used none."""
         order = [*self.trained, *self.loaders]
         rated = (self.loaders[each] for each in order if each in self.loaders)
-        return next((each for each in rated if each.get("num_workers") is not None), {})
+        found = next((each for each in rated if each.get("num_workers") is not None), {})
+        return {**found, "rebuilt": True} if found and self._built_anew(found) else found
+
+    def _built_anew(self, loader: Mapping[str, Any]) -> bool:
+        """Most passes had one of their own, with a dataset of its own, too."""
+        settings = {**loader, "number": None}
+        trained = (self.loaders[each] for each in set(self.trained) if each in self.loaders)
+        alike = sum({**each, "number": None} == settings for each in trained)
+        return alike > 1 and 2 * alike > self.last_epoch + 1
 
 
 def take_rows(ranks: Sequence[RankTold], first: int, ended: bool) -> list[dict[str, Any]]:

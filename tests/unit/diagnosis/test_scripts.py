@@ -195,3 +195,96 @@ def test_on_a_busy_host_threads_that_spin_are_told_to_sleep() -> None:
 
     assert "GOMP_SPINCOUNT" in fix()
     assert {fix(kind="cuda"), fix(spin=False)} == {"set it"}
+
+
+def own_code(line: HotLine, *more: HotLine) -> Finding:
+    base = signals()
+    time = replace(base.time, wall_seconds=12.0, parts={"startup": 0.0, "other": 5.0, "forward": 7.0})
+    told = your_code(replace(base, time=time), script(lines=(line, *more)))
+    assert told is not None
+    return told
+
+
+def test_a_wait_for_what_others_prepare_is_no_code_that_is_to_be_done_less_often() -> None:
+    line = HotLine("other_waits", "/me/train.py", 42, "main", 50, "item = q.get()")
+    told = own_code(line, HotLine("beside", "/me/train.py", 30, "produce", 40, "image = slow(image)"))
+    assert (told.cause, "train.py:30" in told.fix.text) == ("data-workers", True)
+    assert "train.py:42" in told.title
+    joined = own_code(replace(line, text="writer.join()"))
+    assert (joined.cause, "waits for other threads" in joined.fix.text) == ("host", True)
+
+
+def test_a_function_says_by_its_name_what_its_line_is_for() -> None:
+    line = HotLine("other", "/me/train.py", 46, "log", 50, "self.file.readline()")
+    assert "log every 50th step" in own_code(line).fix.text
+    assert "log every" not in own_code(replace(line, function="log_prob")).fix.text
+    assert own_code(replace(line, function="upload_checkpoint")).cause == "checkpoint"
+
+
+def test_a_stream_is_not_promised_workers_without_its_parts() -> None:
+    def fix(iterable: bool) -> str:
+        given = script(loader={"num_workers": 0, "iterable": iterable})
+        waiting = replace(signals(steps=steps(own=0.03, wait=0.1), workers=0), script=given)
+        return in_script_words(waiting, [found("no-workers")])[0].fix.text
+
+    assert ("get_worker_info" in fix(True), "get_worker_info" in fix(False)) == (True, False)
+
+
+def test_loaders_that_are_built_anew_every_epoch_are_to_be_built_once() -> None:
+    slow = signals(steps=steps(gap=3.0), workers=2)
+    loader = {"num_workers": 2, "persistent_workers": True, "rebuilt": True}
+    assert "build it once" in explain_signals(replace(slow, script=script(loader=loader))).verdict
+    assert (
+        "build it once"
+        not in explain_signals(replace(slow, script=script(loader={**loader, "rebuilt": False}))).verdict
+    )
+
+
+def test_validation_within_an_epoch_is_told_in_steps() -> None:
+    base = signals(parts={"forward": 10.0, "validation": 10.0})
+    given = found("validation-time", cause="validation", title="Validation takes 50 % of the run")
+
+    def fix(spans: int) -> str:
+        often = replace(base, time=replace(base.time, validation_spans=spans), script=script())
+        return in_script_words(often, [given])[0].fix.text
+
+    assert f"steps instead of every {round(base.step.done / 20)}" in fix(20)
+    assert "epochs" in fix(base.recipe.epochs)
+
+
+def test_memory_that_imports_filled_before_the_first_step_does_not_grow() -> None:
+    seconds = tuple(float(second) for second in range(24))
+    filled = tuple(1e8 + 30e6 * second for second in seconds)
+    late = tuple(step._replace(time_unix=20.0 + 0.02 * at) for at, step in enumerate(steps(own=0.02)[:150]))
+    told = explain_signals(replace(signals(seconds=seconds, resident_bytes=filled, steps=late), script=script()))
+    assert told.cause != "memory"
+
+
+def test_a_line_with_a_comprehension_is_one_place() -> None:
+    lines = (
+        HotLine("other", "/me/train.py", 35, "order", 39, "return [i for i in order]"),
+        HotLine("other", "/me/train.py", 34, "<genexpr>", 29, "order = sorted(weigh(i) for i in everything)"),
+        HotLine("other", "/me/train.py", 34, "order", 20, "order = sorted(weigh(i) for i in everything)"),
+    )
+    told = own_code(*lines)
+    assert "train.py:34" in told.title
+    assert sum("train.py:34" in each for each in told.evidence) == 1
+
+
+def test_on_a_host_that_was_busy_while_it_started_what_holds_back_a_longer_run_is_told() -> None:
+    slow = signals(steps=steps(own=0.03, wait=0.1), workers=0, rows=(HostRow(20.0, 1.0, 4.0, 2.0),))
+    wall = slow.time.wall_seconds + 60.0
+    parts = {**slow.time.parts, "startup": slow.time.part("startup") + 60.0}
+    time = replace(slow.time, wall_seconds=wall, parts=parts, core_wait={"startup": 55.0})
+    told = explain_signals(replace(slow, time=time, script=script())).verdict
+    assert "waits for cores that other processes have" in told
+    assert "A longer run is held back by something else: Batches are prepared in the training thread" in told
+
+
+def test_a_command_that_never_trained_is_not_told_that_it_starts_slowly() -> None:
+    def told(**given: Any) -> list[str]:
+        never = replace(signals(steps=()), script=script(**given))
+        return [finding.id for finding in in_script_words(never, [found("startup-time", cause="startup")])]
+
+    assert told(lines=()) == []
+    assert told() == ["startup-time"]

@@ -42,3 +42,24 @@ def test_accumulated_batches_are_one_step_and_validation_is_none_of_it() -> None
     step = book.take_last()
     assert step is not None
     assert (step.seconds, step.work.samples, step.work.fetches) == (2.0, 8, 4)
+
+
+def test_a_step_on_a_batch_that_was_kept_has_the_samples_of_the_one_before() -> None:
+    book, told = StepBook(), []
+    for step in range(3):
+        book.work.backwards = 1
+        book.work.samples = 24 if step == 0 else 0
+        told.append(book.optimizer_done(1, float(step), 0, step, None))
+    told.append(book.take_last())
+    assert [each.work.samples for each in told if each is not None] == [24, 24, 24]
+
+
+def test_a_batch_that_comes_with_the_second_optimizer_of_a_step_is_counted_once() -> None:
+    book, told = StepBook(), []
+    for at in range(3):
+        book.work.backwards = 1
+        told.append(book.optimizer_done(1, at, 0, at, None))
+        book.work.backwards, book.work.samples = 1, 16
+        told.append(book.optimizer_done(2, at + 0.5, 0, at, None))
+    told.append(book.take_last())
+    assert [each.work.samples for each in told if each is not None] == [16, 16, 16]

@@ -1,45 +1,19 @@
 """Hooks in torch against a real loop, in this process: what becomes of each second, and that results do not change."""
 
-import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from recorded_loop import data, events, recorded
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from flatout.recording.files import FOLDER
 from flatout.recording.ledger import ScriptLedger
-from flatout.recording.patches import Hooks, _value_at_hand
+from flatout.recording.patches import _value_at_hand
 from flatout.timeline.reading import AttemptStart, read_attempts, read_spans
-
-
-@contextmanager
-def recorded(run: Path) -> Iterator[ScriptLedger]:
-    (run / FOLDER).mkdir(parents=True)
-    ledger = ScriptLedger(run, time.perf_counter())
-    hooks = Hooks(ledger)
-    hooks.install()
-    assert hooks.missing == []
-    try:
-        yield ledger
-    finally:
-        ledger.close({"cause": None})
-        hooks.remove()
-
-
-def events(run: Path, kind: str) -> list[Any]:
-    lines = (run / FOLDER / "rank0.jsonl").read_text().splitlines()
-    return [told[kind] for told in map(json.loads, lines) if kind in told]
-
-
-def data(batch: int = 4) -> DataLoader[tuple[Tensor, ...]]:
-    return DataLoader(TensorDataset(torch.arange(64.0).reshape(16, 4), torch.zeros(16, dtype=torch.long)), batch)
 
 
 def train(model: nn.Module, epochs: int = 2, validate: bool = False, accumulate: int = 1) -> None:

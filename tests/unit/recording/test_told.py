@@ -76,3 +76,16 @@ def test_what_a_long_run_told_is_not_kept() -> None:
     assert [len(rank.waiting) + len(rank.logged) for rank in ranks] == [1, 1]
     assert (totals.steps, totals.samples, totals.epoch_rows(ranks[0].logged)[0]["top1"]) == (3000, 24_000, 2999)
     assert totals.throughput()["samples_per_second"] == 16.0
+
+
+def test_loaders_that_are_alike_and_one_for_each_pass_are_one_that_is_built_anew() -> None:
+    settings = {"num_workers": 2, "samples": 320, "rebuilt": False}
+
+    def rebuilt(loaders: int, epochs: int) -> bool:
+        fed = [{"loader": {"number": number, **settings}, "trained": number} for number in range(loaders)]
+        seen = told(*fed, *(step(epoch, 0) for epoch in range(epochs)))
+        return bool(seen.training_loader["rebuilt"])
+
+    assert rebuilt(loaders=8, epochs=8)
+    assert not rebuilt(loaders=1, epochs=8)
+    assert not rebuilt(loaders=2, epochs=8)

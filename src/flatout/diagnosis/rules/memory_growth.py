@@ -18,7 +18,7 @@ _SOON_SECONDS = 24 * 3600.0
 def find(signals: Signals) -> Finding | None:
     """The second half alone: until then caches fill and allocators find their size."""
     whole = signals.host.resident_bytes[: _until_last_step(signals)]
-    half = len(whole) // 2
+    half = max(len(whole) // 2, _before_first_step(signals))  # imports fill memory, too
     held, at = whole[half:], signals.host.seconds[half : len(whole)]
     if len(held) < _LEAST_SAMPLES or len(at) != len(held) or at[-1] <= at[0]:
         return None
@@ -57,6 +57,11 @@ def _until_last_step(signals: Signals) -> int | None:
     """How many readings were taken before training was over: what was held is let go of then."""
     last = signals.steps[-1].time_unix if signals.steps else None
     return None if last is None else bisect(signals.host.seconds, last)
+
+
+def _before_first_step(signals: Signals) -> int:
+    first = signals.steps[0].time_unix if signals.steps else None
+    return 0 if first is None else bisect(signals.host.seconds, first)
 
 
 def _steps_done(signals: Signals, at: Sequence[float]) -> list[float]:
