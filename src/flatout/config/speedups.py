@@ -33,21 +33,17 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
     if not isinstance(values.get("data", {}), Mapping) or not isinstance(values.get("train", {}), Mapping):
         return []
     view = values.get("data", {}).get("view") or _DEFAULT_VIEW
-    epochs = values.get("train", {}).get("epochs", _DEFAULT_EPOCHS)
+    epochs = _whole(values.get("train", {}).get("epochs", _DEFAULT_EPOCHS))
     found = [Speedup("train.schedule", "one-cycle", "a high rate for most of a short run, and none at its end")]
     own = values.get("views") or {}
     recipe = (own.get(view) or {}) if isinstance(own, Mapping) else {}
     if not isinstance(recipe, Mapping) or "." in str(view) or view == values.get("data", {}).get("eval_view"):
         return found
     base = recipe.get("base") or (view if view not in own or view in SHIPPED_SIDES else None)
-    side = recipe.get("size") or SHIPPED_SIDES.get(str(base))
-    if (
-        base not in SHIPPED_SIDES
-        or not isinstance(side, int)
-        or recipe.get("crop") not in (None, "pad", "random-resized")
-    ):
+    side = _whole(recipe.get("size") or SHIPPED_SIDES.get(str(base)))
+    if base not in SHIPPED_SIDES or side is None or recipe.get("crop") not in (None, "pad", "random-resized"):
         return found
-    sizes = growing_sides(side, epochs, _stride(values)) if isinstance(epochs, int) else {}
+    sizes = growing_sides(side, epochs, _stride(values)) if epochs is not None else {}
     if recipe.get("base") is None:
         found.append(Speedup(f"views.{view}.base", base, "it is the shipped view, with the changes below"))
     if recipe.get("flip") in (None, 0.5):
@@ -56,6 +52,14 @@ def speedups_for(values: Mapping[str, Any]) -> list[Speedup]:
         shown = ", ".join(f"{each} px from epoch {first}" for first, each in sizes.items())
         found.append(Speedup(f"views.{view}.sizes", sizes, f"early epochs learn what small pictures show: {shown}"))
     return found
+
+
+def _whole(value: Any) -> int | None:
+    """As the recipe's checks will read it: 10.0 and "10" are 10; None of what is no whole number."""
+    try:
+        return int(float(value)) if float(value).is_integer() else None
+    except (TypeError, ValueError):
+        return None
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.config.sections.model import RESNETS, TRANSFORMERS
 from flatout.config.sections.train import OPTIMIZERS
+from flatout.config.tasks import TASKS
 from flatout.decisions.choice import AUTO, Choice, as_set, is_open
 from flatout.errors import ConfigError
 
@@ -90,7 +91,9 @@ def choose_precision(config: Config, device: DeviceFacts, so_far: str | None = N
         return Choice("fp32", "autocast does not reach the threads of parallel.mode=dp", wanted)
     if mode == "fsdp" and fast == "fp16":
         return Choice("fp32", "a loss scale of fp16 does not see all shards of parallel.mode=fsdp", wanted)
-    known = RESNETS + TRANSFORMERS
+    known, own_task = RESNETS + TRANSFORMERS, config.task not in TASKS
+    if device.kind == "cpu" and fast is not None and own_task and is_open(config.speedups):
+        return Choice("fp32", f"task is {config.task}, and its model may be one that {fast} is wrong for", wanted)
     if device.kind == "cpu" and fast is not None and not (is_open(config.speedups) and config.model.name in known):
         # its kernels are wrong for some shapes (resnet_extras.StridedConv): known to be right are those of our models
         return Choice("fp32", f"a CPU computes in {fast} only for speedups of {', '.join(known)}", wanted)
@@ -112,6 +115,7 @@ def choose_kernels(config: Config, device: DeviceFacts) -> Choice[str]:
         "they were not compiled, or this processor has no AVX512_BF16": not device.fuses,
         "torch's own use this processor's AMX, and they do not": device.multiplies_tiles and is_open(wanted),
         f"model.name is {model.name}, and they are for {', '.join(RESNETS)}": model.name not in RESNETS,
+        f"task is {config.task}, and its model may be another": is_open(wanted) and config.task not in TASKS,
         "model.blur_pool, squeeze_excite or stochastic_depth is on": bool(
             model.blur_pool or model.squeeze_excite or model.stochastic_depth
         ),

@@ -130,8 +130,8 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     check_later_freezing(model, config.model)
     if train.channels_last and device.kind != "emulated":
         model = to_channels_last(model, device.kind)
-    if choose_kernels(config, device.facts).value == "fused" and isinstance(task, FusesLayers):
-        task.fuse_layers(model)
+    if choose_kernels(config, device.facts).value == "fused":
+        _fuse_layers(task, model, config)
     optimizer = optimizer_for(model, train)
     precision = build_precision(choose_precision(config, device), device.torch.type)
     averages, ahead = (Ema, Swa), Lookahead
@@ -143,6 +143,15 @@ def build_learner(task: Task, config: Config, device: Device) -> Learner:
     slow = None if train.lookahead is None else ahead.start(model, train.lookahead, train.lookahead_share)
     compute = cast(nn.Module, torch.compile(model)) if train.compile else model
     return Learner(model, compute, compute, optimizer, precision, ema, device, slow)
+
+
+def _fuse_layers(task: Task, model: nn.Module, config: Config) -> None:
+    if not isinstance(task, FusesLayers):
+        raise ConfigError(
+            f"train.kernels is fused, but the task {config.task} does not say how (FusesLayers, tasks/protocol.py); "
+            "use train.kernels=torch"
+        )
+    task.fuse_layers(model)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

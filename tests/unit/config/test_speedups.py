@@ -90,6 +90,15 @@ def test_a_view_of_the_recipe_keeps_its_own_values() -> None:
     assert choose_speedups(raw).value == {"train.schedule": "one-cycle"}
 
 
+@pytest.mark.parametrize("written", [16, 16.0, "16"])
+def test_a_number_may_be_written_as_the_checks_read_it(written: Any) -> None:
+    """Else the log would say that the recipe sets what nobody has set."""
+    recipe = {**AUTO, "train": {"epochs": written}, "views": {"train-64": {"size": type(written)(48)}}}
+    chosen = choose_speedups(load_config(recipe).config)
+    assert chosen.value["views.train-64.sizes"] == {0: 24, 6: 40, 11: 48}
+    assert "set otherwise" not in chosen.reason
+
+
 def test_a_runs_own_record_loads_back_to_the_same() -> None:
     config = load_config(AUTO, {"views.train-64.alternate_flip": False}).config
     assert load_config(yaml.safe_load(dump_config(config))).config == config

@@ -100,6 +100,20 @@ def test_fused_layers_are_for_speedups_and_where_they_can_be_had() -> None:
         assert reason in found.reason
 
 
+def test_the_model_of_an_own_task_is_not_taken_for_a_resnet() -> None:
+    """model.name is what it is by default; whether the task builds that is not known."""
+    able = DeviceFacts("cpu", "EPYC", "bf16", fuses=True)
+    own: dict[str, Any] = {"task": "./own.py:open_own", "speedups": "auto"}
+    for recipe, precision, kernels in (
+        (own, "fp32", "torch"),
+        ({**own, "train": {"precision": "bf16"}}, "bf16", "torch"),
+        ({**own, "train": {"precision": "bf16", "kernels": "fused"}}, "bf16", "fused"),  # the recipe's own word counts
+    ):
+        config = load_config(recipe).config
+        assert (choose_precision(config, able).value, choose_kernels(config, able).value) == (precision, kernels)
+    assert "task is ./own.py:open_own" in choose_precision(load_config(own).config, able).reason
+
+
 def test_only_arithmetic_that_a_device_has_is_measured() -> None:
     assert fast_precisions(DeviceFacts("cpu")) == {"bf16"}
     assert (fast_precisions(T4), fast_precisions(A100)) == ({"fp16"}, {"bf16", "fp16"})

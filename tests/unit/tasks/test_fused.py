@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flatout.config.loading import load_config
+from flatout.data.pixels.views import SHIPPED
 from flatout.engine.channels_last import to_channels_last
+from flatout.engine.devices import choose_device
+from flatout.engine.learner import build_learner
 from flatout.engine.parameters import freeze
+from flatout.errors import ConfigError
 from flatout.tasks.classification import fused
 from flatout.tasks.classification.models import build_model
 from flatout.tasks.classification.resnet import ResNet
+from flatout.tasks.classification.task import Classification
 
 pytestmark = pytest.mark.skipif(not fused.SUPPORTED, reason="not compiled, or no AVX512_BF16")
 
@@ -144,6 +150,62 @@ def test_statistics_are_those_of_the_batch(samples: int, momentum: float | None)
     assert norm.num_batches_tracked == 1
     filled = unpack(y, len(y) * fused.GROUP)[samples:]
     assert not filled.any()  # they would count in the statistics of the next layer
+
+
+def test_a_statistic_that_is_no_number_is_kept_as_such() -> None:
+    conv, norm = layer(8, 16, 1, 1, 0)
+    x = torch.randn(3, 8, 2, 2)
+    x[1, 2, 0, 1] = float("inf")
+    nn.init.ones_(conv.weight)
+    fused._conv_norm(pack(x), (conv, norm.train()), 3)
+    assert norm.running_var is not None
+    assert norm.running_var.isnan().all()  # as torch's: a variance of zero would hide it
+
+
+def test_one_value_has_no_statistics_in_training() -> None:
+    """It is the last batch of a data set, and pictures that have shrunk to one place."""
+    model = fused_of(network("resnet18", "standard", 0.125))
+    before = copy.deepcopy(dict(model.layer4[1].named_buffers()))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="more than 1 value per channel"):
+        model(torch.randn(1, 3, 32, 32))
+    assert all(torch.equal(each, before[name]) for name, each in model.layer4[1].named_buffers())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model.eval()(torch.randn(1, 3, 32, 32)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("stem", "shape"),
+    [("standard", (2, 1, 32, 32)), ("small", (2, 3, 0, 8)), ("patch", (2, 3, 3, 8)), ("patch", (2, 3, 8, 3))],
+)
+def test_images_that_do_not_fit_are_refused_by_torch(stem: str, shape: tuple[int, ...]) -> None:
+    model = fused_of(network("resnet18", stem, 0.125)).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError):
+        model(torch.randn(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_that_are_not_fp32_are_left_to_torch(dtype: torch.dtype) -> None:
+    first, images = nn.Conv2d(3, 8, 3, 1, 1), torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused.can_compute(images, first)
+        assert not fused.can_compute(images, first.to(dtype))
+
+
+def test_another_model_of_an_own_task_is_refused_in_one_line() -> None:
+    task = Classification(load_config({"task": "./own.py:open_own"}).config, 5, SHIPPED["train-64"], SHIPPED["eval-64"])
+    with pytest.raises(ConfigError, match=r"the task ./own\.py:open_own builds a Linear .* use train\.kernels=torch"):
+        task.fuse_layers(nn.Linear(2, 2))
+
+
+def test_a_task_that_cannot_fuse_is_not_said_to() -> None:
+    class Plain:
+        def build_model(self) -> nn.Module:
+            return nn.Linear(2, 2)
+
+    train = {"kernels": "fused", "precision": "bf16"}
+    config = load_config({"task": "./own.py:open_own", "train": train}).config
+    with pytest.raises(ConfigError, match="does not say how"):
+        build_learner(cast(Any, Plain()), config, choose_device("cpu"))
 
 
 def distance(here: Any, there: Any) -> float:

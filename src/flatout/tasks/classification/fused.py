@@ -24,6 +24,7 @@ except ImportError:
     SUPPORTED = False
 
 GROUP = FUSED_GROUP  # samples that lie side by side
+COLOURS = 3  # what the packing of pixels knows
 Layer = tuple[nn.Conv2d, nn.BatchNorm2d]
 
 
@@ -51,6 +52,11 @@ class _Geometry(NamedTuple):
         return (*self, torch.get_num_threads())
 
     @property
+    def values(self) -> int:
+        """Of a channel of the output."""
+        return self.samples * self.out_rows * self.out_columns
+
+    @property
     def extent(self) -> tuple[int, ...]:
         return self.samples, self.out_rows, self.out_columns, self.outputs, torch.get_num_threads()
 
@@ -76,6 +82,8 @@ class _ConvNorm(torch.autograd.Function):
     ) -> Tensor:
         g, weight, trains = geometry, weight.contiguous(), norm.training
         z, y = (g.empty(g.out_rows, g.out_columns, g.outputs) for _ in range(2))
+        if trains and g.values == 1:  # as torch says it: a variance of zero would spoil the running one
+            raise ValueError(f"Expected more than 1 value per channel when training, got {g.outputs} channels of 1")
         partial = torch.empty(len(z) * g.out_rows, 2, g.outputs) if trains else None
         packed, factors = torch.empty(weight.numel() // 2), torch.empty(2, g.outputs)
         mean, inverse = (torch.empty(g.outputs) for _ in range(2))  # `inverse` is one over the deviation
@@ -84,7 +92,7 @@ class _ConvNorm(torch.autograd.Function):
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.add_(1)
         addresses = [_at(each) for each in (scale, shift, mean, inverse, norm.running_mean, norm.running_var)]
-        numbers = *addresses, norm.eps, _momentum(norm), trains
+        numbers = *addresses, norm.eps, _momentum(norm) if trains else 0.0, trains
         _fused.norm(g.extent, numbers, _at(partial), _at(z), _at(residual), relu, _at(factors), _at(y))
         ctx.geometry, ctx.trains = g, trains
         ctx.save_for_backward(x, weight, z, y if relu else None, scale, mean, inverse)
@@ -108,8 +116,9 @@ class _ConvNorm(torch.autograd.Function):
             _fused.conv_to_inputs(g.numbers, _at(z_gradient), _at(weight), _at(packed), _at(x_gradient))
         if needs[1]:
             weight_gradient = torch.empty_like(weight)
-            scratch = torch.empty(_fused.scratch_pairs(g.numbers))
-            _fused.conv_to_weights(g.numbers, _at(x), _at(z_gradient), _at(scratch), _at(weight_gradient))
+            numbers = g.numbers  # once: the room depends on the number of threads
+            scratch = torch.empty(_fused.scratch_pairs(numbers))
+            _fused.conv_to_weights(numbers, _at(x), _at(z_gradient), _at(scratch), _at(weight_gradient))
         residual_gradient = masked if needs[4] else None
         return x_gradient, weight_gradient, of_norm[0], of_norm[1], residual_gradient, None, None, None
 
@@ -182,13 +191,21 @@ def _stem(images: Tensor, layer: Layer) -> Tensor:
     return _apply(packed, weight, norm, None, geometry, True)
 
 
-def can_compute(images: Tensor) -> bool:
-    """Whether these are computed in bf16 on a CPU, and by code that is there: not traced for another one."""
-    if not SUPPORTED or images.device.type != "cpu" or images.requires_grad or images.shape[:2].numel() == 0:
+def can_compute(images: Tensor, first: nn.Conv2d) -> bool:
+    """Whether these are computed in bf16 on a CPU, and by code that is there: not traced for another one. What does
+    not fit the first layer is torch's to refuse: the compiled code trusts the sizes and types that it is given."""
+    if not SUPPORTED or images.device.type != "cpu" or images.requires_grad or not _fits(images, first):
         return False
     traced = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
     bf16 = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
     return bf16 and not traced
+
+
+def _fits(images: Tensor, first: nn.Conv2d) -> bool:
+    if images.dim() != 4 or images.shape[1] != first.in_channels or first.in_channels != COLOURS:
+        return False
+    least = max(1, first.kernel_size[0] - 2 * int(first.padding[0]))
+    return len(images) > 0 and min(images.shape[2:]) >= least and first.weight.dtype is torch.float32
 
 
 def block(layers: Sequence[Layer], shortcut: nn.Module | None, samples: int, x: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor, scales: Tensor | None = None) -> Tensor:
         """`scales` are factors on the residuals, [samples, blocks] (stochastic depth, in training)."""
-        if self.fused and scales is None and fused.can_compute(x):
+        if self.fused and scales is None and fused.can_compute(x, self.conv1):
             return self._fused_logits(x)
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         recompute = self.checkpointing and torch.is_grad_enabled()

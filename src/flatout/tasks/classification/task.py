@@ -13,6 +13,7 @@ from flatout.config.schema import Config
 from flatout.data.batch import Batch
 from flatout.data.pixels.normalize import normalize
 from flatout.data.pixels.views import View
+from flatout.errors import ConfigError
 from flatout.tasks.classification.models import build_model, model_is_own
 from flatout.tasks.classification.own_code import (
     metric_sums,
@@ -90,7 +91,11 @@ class Classification:
         try_metrics(self._own_metrics, logits)
 
     def fuse_layers(self, model: nn.Module) -> None:
-        assert isinstance(model, ResNet)
+        if not isinstance(model, ResNet):
+            raise ConfigError(
+                f"train.kernels is fused, but the task {self.config.task} builds a {type(model).__name__} and fused "
+                f"layers are for {', '.join(DEPTHS)}; use train.kernels=torch"
+            )
         model.fused, self._by_plane = True, True
 
     def to_device(self, batch: Batch, device: torch.device) -> Inputs:

@@ -22,7 +22,8 @@ static void finish_statistics(const extent *e, const norm *n, const float *parti
             sum += partial[(ptrdiff_t)row * 2 * e->channels + c];
             square += partial[((ptrdiff_t)row * 2 + 1) * e->channels + c];
         }
-        double mean = sum / count, variance = fmax(square / count - mean * mean, 0);
+        double mean = sum / count, variance = square / count - mean * mean;
+        if (variance < 0) variance = 0; /* by rounding; fmax would make 0 of NaN too */
         n->mean[c] = (float)mean;
         n->inverse[c] = (float)(1 / sqrt(variance + n->epsilon));
         double unbiased = variance * count / fmax(count - 1, 1);
