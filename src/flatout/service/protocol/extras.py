@@ -1,5 +1,6 @@
 """Imports of packages that are installed only with an extra (flatout[service], [ray], [aws])."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ def connect_to_ray(address: str | None) -> ModuleType:
         # Ray's workers give way to every other process (nice 15), and what they start does, too
         os.environ.setdefault("RAY_worker_niceness", "0")
         try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
     return ray
