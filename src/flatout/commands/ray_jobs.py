@@ -46,7 +46,7 @@ class RayCluster:
 
 
 class RayJob:
-    """One run on some machine of the cluster; a Job of TrainingProcesses."""
+    """One run on some machine of the cluster; a StartedJob of TrainingProcesses."""
 
     def __init__(self, ray: ModuleType, actor: Any, call: tuple[Any, ...]) -> None:
         self._ray, self._actor = ray, actor

@@ -16,7 +16,7 @@ from flatout.training.stopping import stop_signals
 from flatout.units import format_seconds
 
 
-class Job(Protocol):
+class StartedJob(Protocol):
     """One `flatout train` that was started."""
 
     def wait(self, say: Callable[[str], None]) -> tuple[int, str]:
@@ -63,13 +63,13 @@ class TrainingProcesses:
         self,
         console: Console,
         echo: bool = True,
-        launch: Callable[[list[str], Mapping[str, str]], Job] = LocalJob,
+        launch: Callable[[list[str], Mapping[str, str]], StartedJob] = LocalJob,
     ) -> None:
         self.interrupted = False
         self._echo = echo  # what the processes say
         self._console = console
         self._launch = launch
-        self._running: set[Job] = set()
+        self._running: set[StartedJob] = set()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "TrainingProcesses":

@@ -27,6 +27,7 @@ from flatout.recording.fetching import (
     patch_decoders,
     timed_collate,
 )
+from flatout.recording.gradients import GradientHooks
 from flatout.recording.ledger import ScriptLedger
 from flatout.recording.loaders import shape_at_hand
 
@@ -46,11 +47,9 @@ COLLECTIVES = (
 )
 _BEGIN_FETCH, _END_FETCH, _FETCHED_HERE = ScriptLedger.begin_fetch, ScriptLedger.end_fetch, ScriptLedger.fetched_here
 _BEGIN_CALL, _END_CALL = ScriptLedger.begin_call, ScriptLedger.end_call
-_BEGIN_BACKWARD, _END_BACKWARD = ScriptLedger.begin_backward, ScriptLedger.end_backward
 _BEGIN_OPTIMIZER, _END_OPTIMIZER = ScriptLedger.begin_optimizer, ScriptLedger.end_optimizer
 _get_ident = threading.get_ident
 _is_grad_enabled = torch.is_grad_enabled
-_has_process_group = getattr(torch.distributed, "is_initialized", lambda: False)  # without it where torch lacks it
 
 
 class Hooks:
@@ -66,18 +65,18 @@ class Hooks:
         self._modules = 0  # that were imported when decoders were looked for
         self._diary: WorkerDiary | None = None
         self._diary_pid = 0
-        self._scaled: tuple[Callable[[], Any] | None, float | None] = (None, None)
+        self._gradients = GradientHooks(self)
 
     def install(self) -> None:
         """What cannot be hooked is said in the run; the rest is."""
         for name, install in (
             ("optimizer steps", self._hook_optimizers),
             ("modules", self._hook_modules),
-            ("backward", self._hook_backward),
-            ("GradScaler", self._hook_scaling),
+            ("backward", self._gradients.hook_backward),
+            ("GradScaler", self._gradients.hook_scaling),
             ("DataLoader", self._hook_loaders),
             ("loader workers", self._hook_fetchers),
-            ("torch.save", lambda: self._patch(torch, "save", lambda save: self._as_part("checkpoint", save))),
+            ("torch.save", lambda: self.patch(torch, "save", lambda save: self._as_part("checkpoint", save))),
             ("copies to the device", self._hook_copies),
             ("collectives", self._hook_collectives),
         ):
@@ -91,12 +90,12 @@ class Hooks:
         while self._undo:
             self._undo.pop()()
 
-    def _mine(self) -> ScriptLedger | None:
+    def mine(self) -> ScriptLedger | None:
         """The ledger, where this is its thread."""
         ledger = self.ledger
         return ledger if ledger is not None and ledger.active and _get_ident() == ledger.thread else None
 
-    def _patch(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+    def patch(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
         patched = functools.wraps(original)(wrapper(original))
         setattr(owner, name, patched)
@@ -159,76 +158,18 @@ class Hooks:
                 ledger.inside = inside = False
                 ledger.saw(_END_CALL)
 
-        self._patch(torch.nn.Module, "__call__", lambda _: call)
-
-    # ---- backward
-
-    def _hook_backward(self) -> None:
-        def wrapper(original: Any) -> Any:
-            def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                ledger = self.ledger
-                if ledger is None or _get_ident() != ledger.thread:
-                    return original(tensors, *args, **kwargs)
-                ledger.saw(_BEGIN_BACKWARD, self._loss_of(tensors))
-                computed: list[float] = []
-                handle = _watch_end(tensors, computed)
-                try:
-                    return original(tensors, *args, **kwargs)
-                finally:
-                    if handle is not None:
-                        handle.remove()
-                    ledger.saw(_END_BACKWARD, computed[0] if computed else None, self.count_steps)
-
-            return backward
-
-        self._patch(torch.autograd, "backward", wrapper)
-        self._patch(torch.autograd, "grad", self._grad_wrapper)
-
-    def _hook_scaling(self) -> None:
-        """A scaled loss is not the script's loss: the scale alone may double it."""
-
-        def wrapper(original: Any) -> Any:
-            def scale(scaler: Any, outputs: Any) -> Any:
-                scaled = original(scaler, outputs)
-                if isinstance(scaled, torch.Tensor) and self._mine() is not None:
-                    self._scaled = weakref.ref(scaled), _value_at_hand(outputs)
-                return scaled
-
-            return scale
-
-        self._patch(torch.amp.GradScaler, "scale", wrapper)
-
-    def _loss_of(self, tensors: Any) -> float | None:
-        scaled, loss = self._scaled
-        return loss if scaled is not None and scaled() is tensors else _value_at_hand(tensors)
-
-    def _grad_wrapper(self, original: Any) -> Any:
-        """Gradients that are asked for: by the script, or by torch.func. Inside a module they are part of its call."""
-
-        def grad(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            ledger = self._mine()
-            if ledger is None or ledger.inside:
-                return original(*args, **kwargs)
-            ledger.saw(_BEGIN_BACKWARD, None, True)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                ledger.saw(_END_BACKWARD, None, self.count_steps, True)
-
-        return grad
+        self.patch(torch.nn.Module, "__call__", lambda _: call)
 
     # ---- loaders
 
     def _hook_loaders(self) -> None:
         iterators = dataloader._BaseDataLoaderIter
-        self._patch(dataloader.DataLoader, "__iter__", self._iter_wrapper)
-        self._patch(iterators, "__next__", self._next_wrapper)
+        self.patch(dataloader.DataLoader, "__iter__", self._iter_wrapper)
+        self.patch(iterators, "__next__", self._next_wrapper)
 
     def _iter_wrapper(self, original: Any) -> Any:
         def __iter__(loader: Any) -> Any:
-            ledger = self._mine()
+            ledger = self.mine()
             use = None if ledger is None else ledger.loader_use(loader)
             if ledger is None or use is None:
                 found = original(loader)
@@ -280,9 +221,9 @@ class Hooks:
 
             return __init__
 
-        self._patch(fetch._BaseDatasetFetcher, "__init__", initial)
+        self.patch(fetch._BaseDatasetFetcher, "__init__", initial)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            self._patch(kind, "fetch", self._fetch_wrapper)
+            self.patch(kind, "fetch", self._fetch_wrapper)
 
     def _fetch_wrapper(self, original: Any) -> Any:
         def fetch(fetcher: Any, index: Any) -> Any:
@@ -327,7 +268,7 @@ class Hooks:
             return to
 
         for name in ("to", "cuda"):
-            self._patch(torch.Tensor, name, wrapper)
+            self.patch(torch.Tensor, name, wrapper)
 
     def _hook_collectives(self) -> None:
         distributed = torch.distributed
@@ -335,11 +276,11 @@ class Hooks:
             return
         for name in COLLECTIVES:
             if hasattr(distributed, name):
-                self._patch(distributed, name, lambda original: self._as_part("communication", original))
+                self.patch(distributed, name, lambda original: self._as_part("communication", original))
 
     def _as_part(self, part: str, original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            ledger = self._mine()
+            ledger = self.mine()
             if ledger is None:
                 return original(*args, **kwargs)
             ledger.saw(ScriptLedger.begin_part, part)
@@ -371,30 +312,3 @@ class _ToldToWorkers:
 
     def __exit__(self, *_: object) -> None:
         os.environ.pop(LOADER, None)
-
-
-def _value_at_hand(tensors: Any) -> float | None:
-    """The loss, where reading it waits for nothing and nobody: not of a device, nor of a tensor that ranks share."""
-    loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if type(loss) is not torch.Tensor or not loss.is_cpu:
-        return None
-    try:
-        return float(loss.item())
-    except Exception:  # more than one value; and inside a transform of torch.func there is none
-        return None
-
-
-def _watch_end(tensors: Any, computed: list[float]) -> Any:
-    """With several ranks: when the last gradient of this rank was there. The engine runs what is queued after that in
-    order, and the exchange of gradients queues its own wait later than this."""
-    if not _has_process_group():
-        return None
-    with suppress(Exception):
-        loss = tensors[0] if isinstance(tensors, tuple | list) else tensors
-
-        def began(_: Any) -> None:
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: computed.append(time.perf_counter()))
-
-        return loss.register_hook(began)
-    return None

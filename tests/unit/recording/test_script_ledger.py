@@ -11,8 +11,8 @@ from recorded_loop import data, events, recorded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from flatout.recording.gradients import _value_at_hand
 from flatout.recording.ledger import ScriptLedger
-from flatout.recording.patches import _value_at_hand
 from flatout.timeline.reading import AttemptStart, read_attempts, read_spans
 
 
