@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -295,8 +296,11 @@ def _correction(directory: Path, config: Config, works: Any) -> Correction:
     arithmetic = arithmetic_for(card, calibration.settings.precision, own.train.tf32)
     work = works(arithmetic == "amp", own.train.checkpointing)
     batch = calibration.settings.batch_size
+    measured = calibration.device.step_seconds(batch)
+    if not 0 < measured < math.inf:
+        raise ConfigError(f"{directory} has no times of steps to go by; train some more of it, or leave out --measured")
     told = speed_of(work, batch, card, arithmetic, own.train.channels_last, own.model.name).seconds.value
-    return Correction(calibration.device.step_seconds(batch) / told, card.name, str(directory))
+    return Correction(measured / told, card.name, str(directory))
 
 
 def keep_plan(plan: MachinePlan, folder: Path, emitted_digest: str | None = None) -> Path:

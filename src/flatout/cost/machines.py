@@ -103,7 +103,7 @@ def days_old(as_of: str, today: date) -> int | None:
     try:
         numbers = [int(part) for part in parts] + [1, 1]
         return (today - date(*numbers[:3])).days
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

@@ -55,8 +55,9 @@ def modelled_step(calibration: Calibration, job: WhatIfJob, first_epoch: bool = 
         seconds = max(own + load, cores_taken)
         return StepTime(seconds, "cores" if cores_taken > own + load else "loading" if load > own else "compute")
     loading = Loading(settings.active_workers, calibration.cores / here, fetchers=calibration.fetchers)
+    rate = batches_per_second(batch, costs, loading)
     limits = {
-        "loading": 1 / batches_per_second(batch, costs, loading),
+        "loading": 1 / rate if rate else math.inf,
         "cores": cores_taken,
         "storage": _storage_seconds(calibration, job, here),
     }

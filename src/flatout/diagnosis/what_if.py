@@ -91,7 +91,8 @@ def with_residual(calibration: Calibration, measured_step_seconds: float) -> Cal
     """Held against the steps it was calibrated from: what the model misses of them it would miss again, and what it
     missed is the least that it may miss elsewhere."""
     bare = modelled_step(calibration, measured_job(calibration))
-    ratio = measured_step_seconds / bare.seconds if bare.seconds > 0 and measured_step_seconds > 0 else 1.0
+    told = 0 < bare.seconds < math.inf and measured_step_seconds > 0
+    ratio = measured_step_seconds / bare.seconds if told else 1.0
     missed = abs(1 - 1 / ratio)
     return replace(calibration, residual=ratio, limit=bare.limit, model_error=max(calibration.model_error, missed))
 

@@ -66,3 +66,4 @@ def test_names_and_ages():
     assert card_name("A100-80GB") == "A100 80GB SXM4"
     assert days_old("2026-08", date(2026, 11, 18)) == 109
     assert days_old("undated", date(2026, 11, 18)) is None
+    assert days_old(f"2026-{10**30}", date(2026, 11, 18)) is None

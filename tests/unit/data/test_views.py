@@ -62,6 +62,8 @@ def test_an_unknown_view_is_answered_with_the_nearest() -> None:
 def test_a_view_without_base_and_crop_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"view 'mine' has neither base nor crop; set views\.mine\.base to one of"):
         resolve_view("mine", {"mine": ViewConfig(size=32)})
+    with pytest.raises(ConfigError, match=r"neither base nor crop"):
+        resolve_view("mine", {"mine": ViewConfig(base="")})
 
 
 def test_an_unknown_base_is_refused() -> None:

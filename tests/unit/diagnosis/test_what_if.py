@@ -132,6 +132,11 @@ def test_what_the_model_missed_it_will_miss_again() -> None:
     assert predict(slower, {"data.workers": 8}).step.value == pytest.approx(OWN), "another limit, another error"
 
 
+def test_a_model_of_damaged_figures_is_not_corrected() -> None:
+    assert with_residual(replace(JOB, between_seconds=float("inf"), step_extra_seconds=float("inf")), 1.0).residual == 1
+    assert with_residual(replace(JOB, decode_seconds=1e308), 1.0).residual >= 0
+
+
 def test_few_batches_ahead_bound_the_workers() -> None:
     assert predict(JOB, {"data.workers": 8, "data.prefetch": 2}).step.value == pytest.approx(LOAD / 2)
     assert predict(JOB, {"data.workers": 8, "data.prefetch": "auto"}).step.value == pytest.approx(OWN)

@@ -142,7 +142,7 @@ def _from_config(name: str, recipe: "ViewConfig") -> View:
         values["transform_options"] = _as_json(recipe.transform_options, f"views.{name}.transform_options")
     if recipe.sizes is not None:
         values["sizes"] = tuple(sorted(recipe.sizes.items()))
-    if recipe.base is None and "crop" not in values:
+    if not recipe.base and "crop" not in values:
         raise ConfigError(f"view {name!r} has neither base nor crop; set views.{name}.base to one of {list(SHIPPED)}")
     base = resolve_view(recipe.base) if recipe.base else View(name, crop=values["crop"])
     return replace(base, **{**values, "name": name})
