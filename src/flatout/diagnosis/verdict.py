@@ -97,12 +97,13 @@ def bounded(finding: Finding, signals: Signals) -> Finding:
 
 
 def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Urgent ones first (a wrong result before a missing explanation), then by what the cause takes of the run, of
-    which its fix may save a part."""
+    """What ended the run, then urgent ones (a wrong result before a missing explanation), then by what the cause takes
+    of the run, of which its fix may save a part."""
 
-    def order(finding: Finding) -> tuple[bool, bool, float, float]:
+    def order(finding: Finding) -> tuple[bool, bool, bool, float, float]:
         costs = max(finding.saved_seconds, finding.cost_seconds)
-        return (not finding.urgent, finding.cause == "unexplained", -costs, -(finding.usd or 0.0))
+        unexplained = finding.cause == "unexplained"
+        return (finding.id != "failed", not finding.urgent, unexplained, -costs, -(finding.usd or 0.0))
 
     return tuple(sorted(findings, key=order))
 

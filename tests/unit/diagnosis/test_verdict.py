@@ -6,8 +6,9 @@ import pytest
 from constructed import row, signals, steps
 from test_rules import CASES
 
+from flatout.diagnosis.finding import Finding, Fix
 from flatout.diagnosis.signal_groups import Epoch, HostRow
-from flatout.diagnosis.verdict import explain_signals
+from flatout.diagnosis.verdict import explain_signals, ranked
 
 
 def test_a_healthy_run_gets_a_clean_bill() -> None:
@@ -124,3 +125,9 @@ def test_a_slow_disk_without_workers_is_charged_with_its_reads_alone() -> None:
     assert inline.step_with(0, fetch_factor=0.0) == pytest.approx(0.3 + 38.0 / 200)
     assert inline.step_with(1) == pytest.approx(0.3, rel=0.01)
     assert explain_signals(inline).cause == "data-workers"
+
+
+def test_what_ended_a_run_comes_before_what_is_wrong_with_it_besides() -> None:
+    ended = Finding("failed", "failed", "Rank 1 was killed", (), Fix("run it again"), urgent=True)
+    grows = Finding("memory-growth", "memory", "Memory grows", (), Fix("find the leak"), urgent=True, cost_seconds=9.0)
+    assert [finding.id for finding in ranked((grows, ended))] == ["failed", "memory-growth"]
