@@ -121,7 +121,7 @@ def _write_shard(
         with temporary.open("wb") as file, ThreadPoolExecutor(workers) as pool:
             for blob in _blobs(split, low, high, options, pool):
                 place = (file.tell(), len(blob.data), number, blob.height, blob.width)
-                values = (*place, digest_of(blob.data), blob.content)
+                values = (*place, _digest(blob.data), blob.content)
                 for key, value in zip(columns, values, strict=True):
                     columns[key].append(value)
                 file.write(blob.data)
@@ -191,7 +191,7 @@ def _verify(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Read back what was written."""
     with path.open("rb") as file:
         for length, digest in zip(arrays["length"].tolist(), arrays["digest"], strict=True):
-            if digest_of(file.read(length)) != digest.tobytes():
+            if _digest(file.read(length)) != digest.tobytes():
                 raise OSError(f"what was read back from {path} is not what was written")
 
 
@@ -278,6 +278,11 @@ def _inside(folder: Path, name: str) -> Path:
     if "\0" in name or not target.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"the pack has a sample named {name!r}, which leads out of {folder}; refusing to write it")
     return target
+
+
+def _digest(data: bytes) -> bytes:
+    """Of what is stored."""
+    return digest_of(data)
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
