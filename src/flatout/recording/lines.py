@@ -1,7 +1,6 @@
 """Which lines of the script the time goes to: a thread looks at another one's stack twenty times a second."""
 
 import os
-import sys
 import sysconfig
 import threading
 import time
@@ -10,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
+
+from flatout.timeline.stacks import current_frames
 
 SAMPLE_SECONDS = 0.05  # one look costs some 20 microseconds: 0.04 % of a core
 _LIBRARIES = tuple(
@@ -90,7 +91,7 @@ class LineSampler:
     def _sample(self) -> None:
         """A line of the script that is inside a function of torch that computes (a loss, zero_grad) is counted apart
         from what the script does itself; so is one that waits for others, with what those do meanwhile (beside)."""
-        frames = sys._current_frames()
+        frames = current_frames()
         frame = frames.pop(self.thread, None)
         found = self._script_frame(frame)
         if found is not None and frame is not None:
