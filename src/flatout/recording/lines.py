@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from flatout.timeline.stacks import current_frames
+from flatout.timeline.stacks import frames_of_others
 
 SAMPLE_SECONDS = 0.05  # one look costs some 20 microseconds: 0.04 % of a core
 _LIBRARIES = tuple(
@@ -91,7 +91,7 @@ class LineSampler:
     def _sample(self) -> None:
         """A line of the script that is inside a function of torch that computes (a loss, zero_grad) is counted apart
         from what the script does itself; so is one that waits for others, with what those do meanwhile (beside)."""
-        frames = current_frames()
+        frames = frames_of_others()
         frame = frames.pop(self.thread, None)
         found = self._script_frame(frame)
         if found is not None and frame is not None:

@@ -3,26 +3,29 @@
 import gc
 import os
 import sys
+from threading import get_ident
 from types import FrameType
 
 _COLLECTS_INSIDE = sys.version_info < (3, 12)
 _off = False  # the garbage collection, by us
 
 
-def current_frames() -> dict[int, FrameType]:
-    """sys._current_frames(), which may stop the process for ever before Python 3.12 (CPython issue 106883).
+def frames_of_others() -> dict[int, FrameType]:
+    """sys._current_frames() without the caller's own, which would hold the answer that holds it: a cycle that keeps
+    what every frame holds (batches, iterators with their workers) until garbage is collected.
 
-    It holds a lock that whoever starts a thread waits for with the GIL, and a garbage collection inside of it may wait
-    for the GIL."""
+    Before Python 3.12 that function may stop the process for ever (CPython issue 106883): it holds a lock that whoever
+    starts a thread waits for with the GIL, and a garbage collection inside of it may wait for the GIL."""
     global _off
-    if not (_COLLECTS_INSIDE and gc.isenabled()):
-        return sys._current_frames()
-    _off = True
-    gc.disable()
+    if _COLLECTS_INSIDE and gc.isenabled():
+        _off = True
+        gc.disable()
     try:
-        return sys._current_frames()
+        frames = sys._current_frames()
     finally:
         _resume()
+    del frames[get_ident()]
+    return frames
 
 
 def _resume() -> None:

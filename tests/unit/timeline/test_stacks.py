@@ -4,12 +4,14 @@ import gc
 import subprocess
 import sys
 import threading
+import time
+import weakref
 
-from flatout.timeline.stacks import current_frames
+from flatout.timeline.stacks import frames_of_others
 
 GARBAGE = """
 import gc, sys, threading, time
-from flatout.timeline.stacks import current_frames
+from flatout.timeline.stacks import frames_of_others
 
 class Closes:
     def __init__(self):
@@ -23,7 +25,7 @@ def look():
     while not over.is_set():
         kept = [Closes() for _ in range(20)]
         del kept
-        current_frames()
+        frames_of_others()
 
 gc.set_threshold(5)
 threading.Thread(target=look, daemon=True).start()
@@ -42,11 +44,46 @@ def test_garbage_is_not_collected_while_others_wait_to_start_a_thread() -> None:
 
 
 def test_the_collection_is_as_it_was() -> None:
-    assert threading.get_ident() in current_frames()
+    frames_of_others()
     assert gc.isenabled()
     gc.disable()
     try:
-        current_frames()
+        frames_of_others()
         assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+class Batch:
+    """Anything that can be watched."""
+
+
+def test_what_a_frame_holds_is_gone_with_it() -> None:
+    """Without a garbage collection: a loader's iterator that lives until the end of the process stops its workers late."""
+    looked, kept = threading.Event(), []
+
+    def train() -> None:
+        batch = Batch()
+        kept.append(weakref.ref(batch))
+        looked.wait(30)
+
+    def look() -> None:
+        frames = frames_of_others()
+        frame = frames.pop(trainer.ident)  # a local variable, as in a sampler
+        assert frame.f_code.co_filename
+
+    trainer = threading.Thread(target=train)
+    gc.collect()
+    gc.disable()
+    try:
+        trainer.start()
+        while not kept:
+            time.sleep(0.001)
+        looker = threading.Thread(target=look)
+        looker.start()
+        looker.join()
+        looked.set()
+        trainer.join()
+        assert kept[0]() is None
     finally:
         gc.enable()

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from flatout.engine.parallel.place import RankPlace
 from flatout.timeline import Recorder
-from flatout.timeline.stacks import current_frames
+from flatout.timeline.stacks import frames_of_others
 
 _FRAMES = 6
 _GRACE_SECONDS = 5.0  # for the main thread to notice by itself that another rank failed
@@ -162,6 +162,6 @@ def _done(heard: Heard) -> bool:
 
 def stack_of(thread: int) -> str:
     """The innermost call of a thread and those of ours around it, innermost first."""
-    calls = traceback.extract_stack(current_frames().get(thread))[::-1]
+    calls = traceback.extract_stack(frames_of_others().get(thread))[::-1]
     shown = [call for number, call in enumerate(calls) if number == 0 or "flatout" in call.filename]
     return " < ".join(f"{os.path.basename(call.filename)}:{call.lineno} {call.name}" for call in shown[:_FRAMES])
