@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,17 +92,26 @@ def test_a_line_that_waits_comes_with_what_others_do_meanwhile() -> None:
     items: queue.Queue[int] = queue.Queue()
     sampler = LineSampler(threading.get_ident(), lambda: "other")
 
+    looked = threading.Event()
+
     def prepare() -> None:
-        for _ in range(100_000):  # until this test's own thread is inside of get()
-            sampler._sample()
-            if any(row[0] == "other_waits" for row in sampler.counts()):
-                break
+        while not looked.is_set():
+            time.sleep(0.001)
         items.put(1)
 
-    thread = threading.Thread(target=prepare)
-    thread.start()
+    def look() -> None:
+        for _ in range(100_000):  # until this test's own thread is inside of get()
+            sampler._sample()
+            if {row[0] for row in sampler.counts()} >= {"other_waits", "beside"}:
+                break
+        looked.set()
+
+    threads = [threading.Thread(target=each) for each in (prepare, look)]
+    for thread in threads:
+        thread.start()
     items.get()
-    thread.join()
+    for thread in threads:
+        thread.join()
     seen = {(row[0], row[3]) for row in sampler.counts()}
     assert ("beside", "prepare") in seen
     assert ("other_waits", "test_a_line_that_waits_comes_with_what_others_do_meanwhile") in seen
