@@ -152,6 +152,7 @@ def test_on_a_ray_cluster(work: Path, shapes: Path) -> None:
         *words, "--runs", "most", *RAY, "--set", "parallel.mode=ddp", "--set", "parallel.devices=64", cwd=work
     )
     assert (most.code, "64 core(s)" in most.error_line) == (2, True)
+    assert not (work / "most").exists()
 
 
 WRONG = {

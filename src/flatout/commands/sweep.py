@@ -89,14 +89,14 @@ def run_sweep(
         "metric": metric.name,
     }
     state = read_state(folder, json.loads(json.dumps(plan)))
-    home.lock()
-    try:
-        state.write(folder)
-        console = Console(stderr=True, quiet=quiet, highlight=False)
-        with _cluster(sweep, base, folder) as cluster:
+    console = Console(stderr=True, quiet=quiet, highlight=False)
+    with _cluster(sweep, base, folder) as cluster:  # first: one that is not there is refused before anything is made
+        home.lock()
+        try:
+            state.write(folder)
             return _Sweep(name, sweep, candidates, rungs, metric, budget, rate, folder, state, cluster, console).run()
-    finally:
-        home.unlock()
+        finally:
+            home.unlock()
 
 
 @contextmanager
